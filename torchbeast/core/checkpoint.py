@@ -1,0 +1,88 @@
+"""Checkpoints: one file, always whole, loadable with weights_only=True."""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchbeast.core.flags import TrainingFlags
+from torchbeast.core.learner import Learner
+from torchbeast.errors import UsageError
+
+FILE_NAME = "model.tar"
+
+
+def save(path: Path, learner: Learner) -> None:
+    """Write beside and rename: whoever dies in the middle leaves the last one as it was."""
+    contents = {
+        **learner.state_dict(),
+        "flags": learner.flags.as_plain_dict(),
+        "random_state": _random_state(),
+    }
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            torch.save(contents, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The contents of a checkpoint, on the CPU."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(
+            f"There is no checkpoint at {path}; train first, or name another run with --xpid."
+        ) from None
+
+
+def resume(path: Path, learner: Learner) -> bool:
+    """Go on from the checkpoint at `path` if there is one."""
+    if not path.exists():
+        return False
+    contents = load(path)
+    _check_same_agent(path, contents["flags"], learner.flags)
+    learner.load_state_dict(contents)
+    _set_random_state(contents["random_state"])
+    return True
+
+
+def _check_same_agent(path: Path, saved: dict[str, Any], flags: TrainingFlags) -> None:
+    for name in ("env", "model", "use_lstm"):
+        if saved[name] != getattr(flags, name):
+            raise UsageError(
+                f"{path} was trained with --{name} {saved[name]}, got {getattr(flags, name)}; "
+                "give the same, or another --xpid for a new run."
+            )
+
+
+def _random_state() -> dict[str, Any]:
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (
+            name,
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            position,
+            has_gauss,
+            gauss,
+        ),
+        "python": random.getstate(),
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])

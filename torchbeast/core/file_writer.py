@@ -1,0 +1,153 @@
+"""A run's files: logs.csv, fields.csv, out.log and meta.json in <rootdir>/<xpid>."""
+
+import csv
+import datetime
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("torchbeast")
+
+
+class FileWriter:
+    """Logs rows of figures to CSV. Opened on a run that exists, it goes on with its files."""
+
+    def __init__(
+        self,
+        xpid: str | None = None,
+        xp_args: dict[str, Any] | None = None,
+        rootdir: str | os.PathLike[str] = "~/logs/torchbeast",
+        symlink_to_latest: bool = True,
+    ) -> None:
+        self.xpid = xpid or new_xpid()
+        root = Path(rootdir).expanduser()
+        self.basepath = root / self.xpid
+        self.basepath.mkdir(parents=True, exist_ok=True)
+        self.paths = {
+            "msg": self.basepath / "out.log",
+            "logs": self.basepath / "logs.csv",
+            "fields": self.basepath / "fields.csv",
+            "meta": self.basepath / "meta.json",
+        }
+        if symlink_to_latest:
+            _point(root / "latest", self.basepath)
+
+        self._message_handler = logging.FileHandler(self.paths["msg"])
+        self._message_handler.setFormatter(
+            logging.Formatter("[%(levelname)s:%(process)d %(asctime)s] %(message)s")
+        )
+        logger.addHandler(self._message_handler)
+
+        self.metadata: dict[str, Any] = {
+            "xpid": self.xpid,
+            "args": xp_args or {},
+            "command": " ".join(sys.argv),
+            "host": socket.gethostname(),
+            "git_commit": _git_commit(),
+            "date_start": _now(),
+            "date_end": None,
+            "successful": False,
+        }
+        self._write_metadata()
+
+        self._fields, self._tick = self._read_fields()
+        self._file = self.paths["logs"].open("a", newline="")
+        self._closed = False
+
+    def log(self, to_log: dict[str, Any], tick: int | None = None, verbose: bool = False) -> None:
+        """Add a row; `_tick` counts rows, `_time` is the time in seconds."""
+        self._tick = self._tick if tick is None else tick
+        row = {"_tick": self._tick, "_time": time.time(), **to_log}
+        self._tick += 1
+        unknown = [name for name in row if name not in self._fields]
+        if unknown:
+            self._add_fields(unknown)
+        csv.DictWriter(self._file, self._fields).writerow(row)
+        self._file.flush()
+        if verbose:
+            logger.info("LOG | %s", row)
+
+    def close(self, successful: bool = True) -> None:
+        """Close the files and note the end in meta.json; more than once does no harm."""
+        if self._closed:
+            return
+        self._closed = True
+        self._file.close()
+        self.metadata["date_end"] = _now()
+        self.metadata["successful"] = successful
+        self._write_metadata()
+        logger.removeHandler(self._message_handler)
+        self._message_handler.close()
+
+    def _read_fields(self) -> tuple[list[str], int]:
+        """The columns and the number of rows of an earlier run under this name."""
+        if not self.paths["logs"].exists():
+            return [], 0
+        with self.paths["logs"].open(newline="") as file:
+            rows = csv.reader(file)
+            return next(rows, []), sum(1 for _ in rows)
+
+    def _add_fields(self, names: list[str]) -> None:
+        """Write the log anew with more columns, so that it stays one table."""
+        self._fields = [*self._fields, *names]
+        if not self._file.closed:
+            self._file.close()
+        path = self.paths["logs"]
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        beside = path.with_suffix(".tmp")
+        with beside.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._fields, restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        beside.replace(path)
+        self._file = path.open("a", newline="")
+        with self.paths["fields"].open("a", newline="") as file:
+            csv.writer(file).writerow(self._fields)
+
+    def _write_metadata(self) -> None:
+        beside = self.paths["meta"].with_suffix(".tmp")
+        beside.write_text(json.dumps(self.metadata, indent=2, default=str) + "\n")
+        beside.replace(self.paths["meta"])
+
+
+def new_xpid() -> str:
+    """A name for a run that has none."""
+    return f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def _point(link: Path, target: Path) -> None:
+    """Make `link` a symbolic link to `target`, unless something else stands there."""
+    if link.exists() and not link.is_symlink():
+        return
+    beside = link.with_name(f"{link.name}.{os.getpid()}.tmp")
+    try:
+        beside.symlink_to(target.resolve(), target_is_directory=True)
+        beside.replace(link)
+    except OSError as error:  # a file system without links
+        logger.warning("Cannot point %s at this run: %s", link, error)
+
+
+def _git_commit() -> str | None:
+    """Of the code that runs, where it is a git checkout."""
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

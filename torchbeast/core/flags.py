@@ -1,0 +1,195 @@
+"""The flags that both beasts share, their validation, and the command line made from them."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+
+from torchbeast.core import recipes
+from torchbeast.envs import EnvOptions, check_env
+from torchbeast.errors import UsageError
+from torchbeast.models import check_model
+
+
+def num_cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class TrainingFlags:
+    """What to train, for how long, and how."""
+
+    env: str = "PongNoFrameskip-v4"
+    """Gymnasium id, Catch, Memory, Mock, or package.module:factory."""
+    mode: Literal["train", "test", "test_render"] = "train"
+    """Train; play the newest checkpoint; or play it and write a video."""
+    xpid: str | None = None
+    """Name of the run; give an earlier one to resume or test it (test without it: the latest)."""
+    recipe: Literal["default", "paper"] = "default"
+    """Defaults of the other flags: those for a small machine, or the IMPALA paper's for Atari."""
+
+    # Where and how often things are kept.
+    savedir: Path = Path("~/logs/torchbeast")
+    """Runs are kept in <savedir>/<xpid>."""
+    disable_checkpoint: bool = False
+    """Write no checkpoint and read none."""
+    checkpoint_interval_s: float = 300.0
+    """Seconds between checkpoints; there is always one at the end."""
+    log_interval_s: float = 5.0
+    """Seconds between lines in the logs."""
+    num_episodes: int = 10
+    """Episodes to play in the modes test and test_render."""
+    seed: int = 1
+    """Of the weights, the environments and the actions."""
+
+    # The model.
+    model: str = "auto"
+    """auto, shallow, deep, mlp, or package.module:Class."""
+    use_lstm: bool = False
+    """Give the agent a memory."""
+
+    # The environment (Atari's preprocessing).
+    noop_max: int = 30
+    """Atari: at most this many no-ops at the start of an episode."""
+    fire_reset: bool = True
+    """Atari: press FIRE at the start, in games that have it."""
+    episodic_life: bool = False
+    """Atari: a lost life ends the episode for the learner (returns stay the game's)."""
+    sticky_actions: float | None = None
+    """Atari: probability to repeat the last action; None: what the id says."""
+
+    # The size of things.
+    total_steps: int = 5_000_000
+    """Environment steps to train for."""
+    batch_size: int = 16
+    """B: rollouts in one update."""
+    unroll_length: int = 20
+    """T: steps in one rollout."""
+    disable_cuda: bool = False
+    """Learn on the CPU even if there is a GPU."""
+    learner_cpu_threads: int = max(1, num_cores() // 2)
+    """Cores that one update may use (PyTorch's intra-op threads)."""
+
+    # The loss.
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus."""
+    baseline_cost: float = 0.5
+    """Weight of the baseline's loss."""
+    discounting: float = 0.99
+    """Gamma."""
+    reward_clipping: Literal["abs_one", "soft_asymmetric", "none"] = "abs_one"
+    """How rewards are clipped before they are learnt from."""
+    clip_rho_threshold: float = 1.0
+    """Rho-bar: clip of the importance weights in V-trace's targets."""
+    clip_pg_rho_threshold: float = 1.0
+    """Clip of the importance weights in the policy gradient."""
+    clip_c_threshold: float = 1.0
+    """C-bar: clip of the importance weights that carry later surprises back."""
+    vtrace_lambda: float = 1.0
+    """Multiplies c; less than 1 trusts the baseline more."""
+
+    # The optimizer: RMSProp, its learning rate going linearly to 0 at total_steps.
+    learning_rate: float = 0.0006
+    """At the start."""
+    alpha: float = 0.99
+    """RMSProp's smoothing."""
+    momentum: float = 0.0
+    """RMSProp's momentum."""
+    epsilon: float = 0.01
+    """RMSProp's epsilon."""
+    grad_norm_clipping: float = 40.0
+    """Clip of the gradient's global norm."""
+
+    @property
+    def env_options(self) -> EnvOptions:
+        """What `make_envs` needs."""
+        names = [field.name for field in dataclasses.fields(EnvOptions)]
+        return EnvOptions(**{name: getattr(self, name) for name in names})
+
+    @property
+    def rundir(self) -> Path:
+        """Where this run keeps its files."""
+        return self.savedir.expanduser() / (self.xpid or "latest")
+
+    def as_plain_dict(self) -> dict[str, Any]:
+        """All flags as numbers, strings and None, for checkpoints and meta.json."""
+        flags = dataclasses.asdict(self)
+        return {k: str(v) if isinstance(v, Path) else v for k, v in flags.items()}
+
+    def validate(self) -> None:
+        """Raise UsageError with one sentence if the flags cannot work."""
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
+        for name in _FRACTIONS:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UsageError(f"{name} must be from 0 to 1, got {value}.")
+        if self.xpid is not None and (not self.xpid or "/" in self.xpid or self.xpid[0] == "."):
+            raise UsageError(
+                f"xpid names a folder below --savedir, got {self.xpid!r}; leave out slashes."
+            )
+        check_model(self.model)
+        check_env(self.env)
+
+
+_POSITIVE = (
+    "total_steps",
+    "batch_size",
+    "unroll_length",
+    "learner_cpu_threads",
+    "num_episodes",
+    "learning_rate",
+    "epsilon",
+    "grad_norm_clipping",
+    "clip_rho_threshold",
+    "clip_pg_rho_threshold",
+    "clip_c_threshold",
+    "log_interval_s",
+    "checkpoint_interval_s",
+)
+_FRACTIONS = ("discounting", "alpha", "momentum", "vtrace_lambda", "sticky_actions")
+
+FlagsT = TypeVar("FlagsT", bound=TrainingFlags)
+
+
+def default_flags(flags_class: type[FlagsT], env: str, recipe: str = "default") -> FlagsT:
+    """The flags that are right for this environment."""
+    known = {field.name for field in dataclasses.fields(flags_class)}
+    changes = {k: v for k, v in recipes.find(env, recipe).items() if k in known}
+    return dataclasses.replace(flags_class(), **{**changes, "env": env, "recipe": recipe})
+
+
+def run_command_line(
+    flags_class: type[FlagsT], main: Callable[[FlagsT], int], args: list[str] | None = None
+) -> int:
+    """Read the flags and call `main`; a user's mistake is one sentence and exit code 2."""
+    args = sys.argv[1:] if args is None else args
+    try:
+        env = _peek(args, "env", flags_class().env)
+        check_env(env)
+        defaults = default_flags(flags_class, env, _peek(args, "recipe", "default"))
+        flags = tyro.cli(flags_class, args=args, default=defaults)
+        flags.validate()
+        return main(flags)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _peek(args: list[str], name: str, default: str) -> str:
+    """The value of one flag, before the others' defaults, which depend on it, are known."""
+    for i, arg in enumerate(args):
+        if arg == f"--{name}" and i + 1 < len(args):
+            default = args[i + 1]
+        elif arg.startswith(f"--{name}="):
+            default = arg.partition("=")[2]
+    return default

@@ -1,0 +1,142 @@
+"""One update of IMPALA, shared by both beasts: a batch of rollouts in, new weights out.
+
+Shapes: T is unroll_length, B the batch size; a batch has T+1 rows, the last is for bootstrapping.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core import losses, vtrace
+from torchbeast.core.flags import TrainingFlags
+from torchbeast.core.stats import RunningStats
+
+Batch = dict[str, Any]
+"""Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
+acted, [T, B, ...] or longer; `version` [B] of its weights."""
+
+
+class Learner:
+    """A model, its optimizer and their statistics. Not for several threads at once."""
+
+    def __init__(self, model: nn.Module, flags: TrainingFlags, device: torch.device) -> None:
+        self.model = model.to(device)
+        self.flags = flags
+        self.device = device
+        self.stats = RunningStats()
+        self.optimizer = torch.optim.RMSprop(
+            self.model.parameters(),
+            lr=flags.learning_rate,
+            alpha=flags.alpha,
+            momentum=flags.momentum,
+            eps=flags.epsilon,
+        )
+        # By steps taken, not by updates: exact whatever the batches held, also after a resume.
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda _: max(0.0, 1.0 - self.stats.step / flags.total_steps)
+        )
+
+    @property
+    def version(self) -> int:
+        """Of the weights: the number of updates they have seen."""
+        return self.stats.updates
+
+    def step(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> None:
+        """Learn from one batch."""
+        loss, metrics = compute_loss(self.model, batch, initial_state, self.flags)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        metrics["grad_norm"] = nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.flags.grad_norm_clipping
+        )
+        metrics["policy_lag"] = self.version - batch["version"].float().mean()
+        returns, lengths, num_steps = finished_episodes(batch)
+        # One transfer for all figures: each .item() would wait for the device.
+        figures = torch.stack([v.detach().float() for v in metrics.values()]).tolist()
+        reported = dict(zip(metrics, figures, strict=True))
+        if not math.isfinite(reported["grad_norm"]):
+            raise FloatingPointError(
+                f"The gradient's norm must be finite, got {reported['grad_norm']} at "
+                f"step {self.stats.step}; lower --learning_rate or clip rewards."
+            )
+        reported["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        self.optimizer.step()
+        self.stats.add_update(num_steps, reported, returns, lengths)
+        self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All there is to go on from, under the names of TorchBeast's checkpoints."""
+        return {
+            "model_state_dict": self.model.state_dict(),
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "scheduler_state_dict": self.scheduler.state_dict(),
+            "stats": self.stats.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model_state_dict"])
+        self.optimizer.load_state_dict(state["optimizer_state_dict"])
+        self.scheduler.load_state_dict(state["scheduler_state_dict"])
+        self.stats.load_state_dict(state["stats"])
+
+
+def compute_loss(
+    model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...], flags: TrainingFlags
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """IMPALA's loss of a batch and what to report about it."""
+    output, _ = model(batch, initial_state)
+    T = len(batch["reward"]) - 1
+    # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.
+    rewards = losses.clip_reward(batch["reward"][1:], flags.reward_clipping)
+    discounts = flags.discounting * (~batch["done"][1:]).float()
+    mask = ~batch["truncated"][1:]
+    logits, values = output["policy_logits"][:T], output["baseline"][:T]
+    actions = batch["action"][:T]
+
+    targets = vtrace.from_logits(
+        behavior_policy_logits=batch["policy_logits"][:T],
+        target_policy_logits=logits,
+        actions=actions,
+        discounts=discounts,
+        rewards=rewards,
+        values=values,
+        bootstrap_value=output["baseline"][T],
+        clip_rho_threshold=flags.clip_rho_threshold,
+        clip_pg_rho_threshold=flags.clip_pg_rho_threshold,
+        clip_c_threshold=flags.clip_c_threshold,
+        lambda_=flags.vtrace_lambda,
+        mask=mask,
+    )
+    pg_loss = losses.compute_policy_gradient_loss(logits, actions, targets.pg_advantages)
+    baseline_loss = flags.baseline_cost * losses.compute_baseline_loss(targets.vs - values)
+    entropy_loss = flags.entropy_cost * losses.compute_entropy_loss(logits, mask)
+    total_loss = pg_loss + baseline_loss + entropy_loss
+
+    clipped = targets.log_rhos[mask] > math.log(flags.clip_rho_threshold)
+    metrics = {
+        "total_loss": total_loss,
+        "pg_loss": pg_loss,
+        "baseline_loss": baseline_loss,
+        "entropy_loss": entropy_loss,
+        "clipped_rho_fraction": clipped.float().mean(),
+        "explained_variance": explained_variance(values.detach()[mask], targets.vs[mask]),
+    }
+    return total_loss, metrics
+
+
+def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
+    """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than a constant."""
+    return 1.0 - (targets - values).var(correction=0) / targets.var(correction=0)
+
+
+def finished_episodes(batch: Batch) -> tuple[list[float], list[int], int]:
+    """Returns and lengths of the episodes that ended in this batch, and the steps it holds.
+
+    Row 0 was the last row of the rollout before and has been counted there.
+    """
+    done, episode_step = batch["done"][1:], batch["episode_step"][1:]
+    over = done & (episode_step > 0)  # not the very first row, not a lost life
+    num_steps = int((~batch["truncated"][1:]).sum())
+    return batch["episode_return"][1:][over].tolist(), episode_step[over].tolist(), num_steps

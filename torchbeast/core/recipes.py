@@ -1,0 +1,47 @@
+"""Which settings learn where. The flags' own defaults are those for Atari on a small machine;
+here is what differs from them for other environments, and the paper's settings.
+
+Each value was found by running it (docs/results.md).
+"""
+
+from typing import Any
+
+from torchbeast.envs import EnvOptions, make_envs
+from torchbeast.errors import UsageError
+from torchbeast.models.factory import choose_encoder
+
+# Small observations: steps are cheap, episodes short.
+VECTOR = {
+    "total_steps": 500_000,
+    "batch_size": 16,
+    "unroll_length": 20,
+    "learning_rate": 0.001,
+    "entropy_cost": 0.01,
+    "epsilon": 0.01,
+    "envs_per_actor": 8,
+}
+
+# IMPALA's settings for Atari: Espeholt et al. 2018, appendix D.
+PAPER = {
+    "total_steps": 50_000_000,
+    "batch_size": 32,
+    "unroll_length": 20,
+    "learning_rate": 0.0006,
+    "entropy_cost": 0.01,
+    "epsilon": 0.01,
+    "episodic_life": True,
+    "model": "deep",
+}
+
+
+def find(env: str, recipe: str) -> dict[str, Any]:
+    """What differs from the flags' own defaults for this environment."""
+    if recipe == "paper":
+        return PAPER
+    if recipe != "default":
+        raise UsageError(f"--recipe must be default or paper, got {recipe!r}.")
+    envs = make_envs(EnvOptions(env), num_envs=1)
+    frame = envs.reset()["frame"]
+    envs.close()
+    is_image = hasattr(frame, "shape") and choose_encoder("auto", frame.shape[1:]) != "mlp"
+    return {} if is_image else VECTOR

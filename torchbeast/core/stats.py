@@ -1,0 +1,86 @@
+"""Running statistics of a training run: what is shown, logged and kept in checkpoints."""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+EPISODE_WINDOW = 100
+
+
+class RunningStats:
+    """Counts steps and episodes exactly; averages what each update reports between two logs.
+
+    Learner threads write, the main thread reads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.step = 0
+        self.updates = 0
+        self.episodes = 0
+        self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        self._lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add_update(
+        self,
+        num_steps: int,
+        metrics: dict[str, float],
+        returns: Iterable[float],
+        lengths: Iterable[int],
+    ) -> None:
+        """Take in one update and the episodes that ended in its batch."""
+        with self._lock:
+            self.step += num_steps
+            self.updates += 1
+            for episode_return, length in zip(returns, lengths, strict=True):
+                self.episodes += 1
+                self._returns.append(episode_return)
+                self._lengths.append(length)
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    self._sums[name] = self._sums.get(name, 0.0) + value
+                    self._counts[name] = self._counts.get(name, 0) + 1
+
+    @property
+    def mean_episode_return(self) -> float | None:
+        """Over the last finished episodes; None before the first."""
+        return sum(self._returns) / len(self._returns) if self._returns else None
+
+    @property
+    def mean_episode_step(self) -> float | None:
+        return sum(self._lengths) / len(self._lengths) if self._lengths else None
+
+    def summary(self) -> dict[str, float | int | None]:
+        """Everything so far, with means of the metrics since the last call."""
+        with self._lock:
+            means = {name: total / self._counts[name] for name, total in self._sums.items()}
+            self._sums.clear()
+            self._counts.clear()
+            return {
+                "step": self.step,
+                "updates": self.updates,
+                "episodes": self.episodes,
+                "mean_episode_return": self.mean_episode_return,
+                "mean_episode_step": self.mean_episode_step,
+                **means,
+            }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "updates": self.updates,
+            "episodes": self.episodes,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.updates = state["updates"]
+        self.episodes = state["episodes"]
+        self._returns.extend(state["returns"])
+        self._lengths.extend(state["lengths"])

@@ -1,0 +1,29 @@
+"""Nested structures in a dozen lines of Python, for MonoBeast, which needs nothing compiled.
+
+A tree is a dict, a tuple or a list of trees; anything else is a leaf.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply `function` to each leaf of `tree` and the leaves at the same place in `others`."""
+    if isinstance(tree, dict):
+        return {k: map_tree(function, v, *(o[k] for o in others)) for k, v in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        mapped = [map_tree(function, *parts) for parts in zip(tree, *others, strict=True)]
+        return tree._make(mapped) if hasattr(tree, "_make") else type(tree)(mapped)
+    return function(tree, *others)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The leaves of `tree`, in order."""
+    if isinstance(tree, dict):
+        for branch in tree.values():
+            yield from leaves(branch)
+    elif isinstance(tree, (tuple, list)):
+        for branch in tree:
+            yield from leaves(branch)
+    else:
+        yield tree

@@ -1,0 +1,109 @@
+"""From the name given with --env to running environments."""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torchbeast.envs import atari
+from torchbeast.envs.row import Environments
+from torchbeast.envs.sync import SyncEnvs
+from torchbeast.envs.toys import TOYS
+from torchbeast.errors import UsageError
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """The environment and, for Atari, its preprocessing."""
+
+    env: str
+    noop_max: int = 30
+    fire_reset: bool = True
+    episodic_life: bool = False
+    sticky_actions: float | None = None
+    """Probability to repeat the last action; None: what the id says (0 in -v4, 0.25 in -v5)."""
+
+
+def make_envs(
+    options: EnvOptions, num_envs: int, seed: int | None = None, render: bool = False
+) -> Environments:
+    """`num_envs` environments that step together, each with a seed of its own."""
+    name = options.env
+    if name in TOYS:
+        return SyncEnvs(TOYS[name], num_envs, seed)
+    factory = _find_factory(name)
+    if factory is not None:
+        return SyncEnvs(factory, num_envs, seed)
+    spec = _find_spec(name)
+    if spec.entry_point == atari.ENTRY_POINT and spec.kwargs.get("obs_type", "rgb") != "ram":
+        game_options = {
+            "noop_max": options.noop_max,
+            "fire_reset": options.fire_reset,
+            "sticky_actions": options.sticky_actions
+            if options.sticky_actions is not None
+            else spec.kwargs.get("repeat_action_probability", 0.25),
+            "full_action_space": spec.kwargs.get("full_action_space", False),
+            "max_episode_frames": spec.kwargs.get("max_num_frames_per_episode") or 108_000,
+        }
+        game = spec.kwargs["game"]
+        if render:
+            return atari.make_rendered(game, num_envs, seed, game_options)
+        return atari.AtariEnvs(
+            game, num_envs, seed, episodic_life=options.episodic_life, **game_options
+        )
+
+    import gymnasium
+
+    render_mode = "rgb_array" if render else None
+    return SyncEnvs(lambda: gymnasium.make(name, render_mode=render_mode), num_envs, seed)
+
+
+def check_env(name: str) -> None:
+    """Raise UsageError unless `name` names an environment."""
+    if name not in TOYS and _find_factory(name) is None:
+        _find_spec(name)
+
+
+def _find_factory(name: str) -> Callable[[], Any] | None:
+    """`package.module:factory` to the factory; None if the name is of another kind."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        return None
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(
+            f"--env {name}: cannot import {module_name!r} ({error}); "
+            "name a module that Python finds from here, as package.module:factory."
+        ) from error
+    factory = getattr(module, attribute, None)
+    if factory is None and "-v" in attribute:
+        return None  # Gymnasium's own notation: import the module, then make the id
+    if not callable(factory):
+        raise UsageError(
+            f"--env {name}: module {module_name!r} has no factory {attribute!r}"
+            f"{_did_you_mean(attribute, dir(module))}."
+        )
+    return factory
+
+
+def _find_spec(name: str) -> Any:
+    import ale_py
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+    try:
+        return gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        known = [*TOYS, *gymnasium.registry]
+        raise UsageError(
+            f"No environment is called {name!r}{_did_you_mean(name, known)}; --env takes a "
+            f"Gymnasium id, {', '.join(TOYS)}, or package.module:factory."
+        ) from error
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return f": did you mean {' or '.join(by_lower[c] for c in close)}?" if close else ""

@@ -1,0 +1,106 @@
+"""Any Gymnasium environments, stepped one after the other in this process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torchbeast.envs.row import EpisodeCounter, Row
+from torchbeast.errors import UsageError
+
+
+class SyncEnvs:
+    """`num_envs` single environments behind the `Environments` protocol."""
+
+    def __init__(self, make_env: Callable[[], Any], num_envs: int, seed: int | None = None) -> None:
+        self.num_envs = num_envs
+        self.envs = [as_gymnasium(make_env()) for _ in range(num_envs)]
+        self.num_actions = _num_actions(self.envs[0])
+        self._seed = seed
+        self._counter = EpisodeCounter(num_envs)
+        self._hit_time_limit = np.zeros(num_envs, np.bool_)
+
+    def reset(self) -> Row:
+        seeds = [None if self._seed is None else self._seed + i for i in range(self.num_envs)]
+        frames = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, seeds, strict=True)]
+        return self._counter.first_row(_stack(frames))
+
+    def step(self, actions: np.ndarray) -> Row:
+        frames = []
+        reward = np.zeros(self.num_envs, np.float64)
+        done = np.zeros(self.num_envs, np.bool_)
+        truncated = self._hit_time_limit.copy()  # these rows are the extra ones
+        for i, env in enumerate(self.envs):
+            if self._hit_time_limit[i]:
+                self._hit_time_limit[i] = False
+                done[i] = True
+                frame, _ = env.reset()
+            else:
+                frame, reward[i], done[i], self._hit_time_limit[i], _ = env.step(int(actions[i]))
+                if done[i]:
+                    self._hit_time_limit[i] = False
+                    frame, _ = env.reset()
+            frames.append(frame)
+        return self._counter.row(_stack(frames), reward, done, truncated, actions)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class _OldGym:
+    """Gives an old-style environment (reset -> frame, step -> 4 values) the Gymnasium interface."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None and callable(getattr(self._env, "seed", None)):
+            self._env.seed(seed)
+        result = self._env.reset()
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            return result
+        return result, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = self._env.step(action)
+        if len(result) == 5:
+            return result
+        frame, reward, done, info = result
+        truncated = bool(done and info.get("TimeLimit.truncated", False))
+        return frame, reward, bool(done and not truncated), truncated, info
+
+    def close(self) -> None:
+        if callable(getattr(self._env, "close", None)):
+            self._env.close()
+
+
+def as_gymnasium(env: Any) -> Any:
+    """`env` if it is a Gymnasium environment, else a thin adapter around it."""
+    import gymnasium
+
+    return env if isinstance(env, gymnasium.Env) else _OldGym(env)
+
+
+def _num_actions(env: Any) -> int:
+    space: Any = getattr(env, "action_space", None)
+    if not hasattr(space, "n"):
+        raise UsageError(
+            f"The environment's action_space must be Discrete, got {space}; "
+            "wrap the environment so that its actions are numbers from 0 to n - 1."
+        )
+    return int(space.n)
+
+
+def _stack(frames: list[Any]) -> Any:
+    """A list of K observations (trees of arrays or numbers) to one with K as first dimension."""
+    first = frames[0]
+    if isinstance(first, dict):
+        return {key: _stack([frame[key] for frame in frames]) for key in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(_stack(list(parts)) for parts in zip(*frames, strict=True))
+    stacked = np.stack([np.asarray(frame) for frame in frames])
+    return stacked.astype(np.float32) if stacked.dtype == np.float64 else stacked

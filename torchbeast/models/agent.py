@@ -1,0 +1,99 @@
+"""The agent: what a frame, the last reward and the last action lead to.
+
+Called by actors on one row (T=1) and by the learner on whole rollouts, with the same result.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchbeast.models.encoders import ENCODERS
+
+AgentOutput = dict[str, Tensor]
+AgentState = tuple[Tensor, ...]
+
+
+class Agent(nn.Module):
+    """Encoder, optional LSTM, heads. T is time, B batch; all inputs are [T, B, ...]."""
+
+    lstm_size = 256
+
+    def __init__(
+        self,
+        frame_shape: tuple[int, ...],
+        num_actions: int,
+        use_lstm: bool = False,
+        encoder: str = "shallow",
+    ) -> None:
+        super().__init__()
+        self.num_actions = num_actions
+        self.use_lstm = use_lstm
+        self.encoder = ENCODERS[encoder](frame_shape)
+        # As in the paper, the image nets see what happened last; the MLP sees the frame alone,
+        # so that without LSTM it has no memory whatever, not even its own last action.
+        self._sees_last = encoder != "mlp"
+        num_features = self.encoder.num_features + (1 + num_actions) * self._sees_last
+        if use_lstm:
+            self.lstm = nn.LSTM(num_features, self.lstm_size)
+            num_features = self.lstm_size
+        self.policy = nn.Linear(num_features, num_actions)
+        self.baseline = nn.Linear(num_features, 1)
+
+    def initial_state(self, batch_size: int = 1) -> AgentState:
+        """The memory at the start of an episode: two tensors [1, B, lstm_size], or nothing."""
+        if not self.use_lstm:
+            return ()
+        return tuple(torch.zeros(1, batch_size, self.lstm_size) for _ in range(2))
+
+    def forward(
+        self, inputs: dict[str, Any], core_state: AgentState = ()
+    ) -> tuple[AgentOutput, AgentState]:
+        """`policy_logits` [T, B, num_actions], `baseline` [T, B], `action` [T, B]; the new state.
+
+        The action is drawn from the policy; in eval mode it is the most likely one.
+        """
+        frame = inputs["frame"]
+        T, B = frame.shape[:2]
+        features = self.encoder(frame.flatten(0, 1))  # [T*B, ...] -> [T*B, F]
+        if self._sees_last:
+            last_action = F.one_hot(inputs["last_action"].flatten().long(), self.num_actions)
+            reward = inputs["reward"].clamp(-1, 1).flatten().unsqueeze(1)
+            features = torch.cat([features, reward, last_action.to(features.dtype)], dim=1)
+        if self.use_lstm:
+            features, core_state = unroll_lstm(
+                self.lstm, features.view(T, B, -1), inputs["done"], core_state
+            )
+            features = features.flatten(0, 1)
+        policy_logits = self.policy(features)
+        if self.training:
+            action = torch.multinomial(F.softmax(policy_logits.detach(), dim=1), num_samples=1)
+        else:
+            action = policy_logits.argmax(dim=1)
+        output = {
+            "policy_logits": policy_logits.view(T, B, self.num_actions),
+            "baseline": self.baseline(features).view(T, B),
+            "action": action.view(T, B),
+        }
+        return output, core_state
+
+
+def unroll_lstm(
+    lstm: nn.LSTM, features: Tensor, done: Tensor, state: AgentState
+) -> tuple[Tensor, AgentState]:
+    """Run `lstm` over [T, B, F], with the memory zeroed at each row that starts an episode.
+
+    Rows between two such rows of any column go through in one call.
+    """
+    T = len(features)
+    starts = {0, *done.any(dim=1).nonzero().flatten().tolist()}
+    bounds = [*sorted(starts), T]
+    outputs = []
+    for start, end in itertools.pairwise(bounds):
+        begins = done[start].view(1, -1, 1)
+        h, c = (s.masked_fill(begins, 0.0) for s in state)
+        output, state = lstm(features[start:end], (h, c))
+        outputs.append(output)
+    return torch.cat(outputs), state

@@ -1,0 +1,123 @@
+"""Encoders: a batch of frames [N, ...] to features [N, num_features]."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.errors import UsageError
+
+
+class ShallowConv(nn.Module):
+    """The paper's shallow net: two convolutions and a linear layer (Mnih et al. 2013)."""
+
+    num_features = 256
+
+    def __init__(self, frame_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self._images = Images(frame_shape)
+        self.convs = nn.Sequential(
+            nn.Conv2d(self._images.num_channels, 16, kernel_size=8, stride=4),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(16, 32, kernel_size=4, stride=2),
+            nn.ReLU(inplace=True),
+        ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.linear = nn.Linear(self._images.count_outputs(self.convs), self.num_features)
+
+    def forward(self, frame: Tensor) -> Tensor:
+        x = self.convs(self._images(frame))
+        return torch.relu_(self.linear(x.flatten(1)))
+
+
+class DeepConv(nn.Module):
+    """The paper's deep net: three sections of a convolution, a pooling and two residual blocks."""
+
+    num_features = 256
+
+    def __init__(self, frame_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self._images = Images(frame_shape)
+        sections: list[nn.Module] = []
+        num_inputs = self._images.num_channels
+        for num_channels in (16, 32, 32):
+            sections += [
+                nn.Conv2d(num_inputs, num_channels, kernel_size=3, padding=1),
+                nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+                ResidualBlock(num_channels),
+                ResidualBlock(num_channels),
+            ]
+            num_inputs = num_channels
+        self.convs = nn.Sequential(*sections, nn.ReLU(inplace=True)).to(
+            memory_format=torch.channels_last  # type: ignore[call-overload]
+        )
+        self.linear = nn.Linear(self._images.count_outputs(self.convs), self.num_features)
+
+    def forward(self, frame: Tensor) -> Tensor:
+        x = self.convs(self._images(frame))
+        return torch.relu_(self.linear(x.flatten(1)))
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), all with as many channels as x."""
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(num_channels, num_channels, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv2d(num_channels, num_channels, kernel_size=3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(torch.relu(self.conv1(torch.relu(x))))
+
+
+class MLP(nn.Module):
+    """Two hidden layers over the flattened frame."""
+
+    num_features = 128
+
+    def __init__(self, frame_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(math.prod(frame_shape), self.num_features),
+            nn.Tanh(),
+            nn.Linear(self.num_features, self.num_features),
+            nn.Tanh(),
+        )
+
+    def forward(self, frame: Tensor) -> Tensor:
+        return self.layers(frame.flatten(1).float())
+
+
+class Images(nn.Module):
+    """Frames as the convolutions want them: channels first in shape, last in memory, 0 to 1.
+
+    Bytes stay bytes until here, and only the bytes are put in the new order.
+    """
+
+    def __init__(self, frame_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        if len(frame_shape) != 3:
+            raise UsageError(
+                f"Image models take frames of three dimensions, got {frame_shape}; use --model mlp."
+            )
+        self._channels_at_end = frame_shape[2] < min(frame_shape[:2])
+        if self._channels_at_end:
+            frame_shape = (frame_shape[2], *frame_shape[:2])
+        self.num_channels = frame_shape[0]
+        self._shape = frame_shape
+
+    def forward(self, frame: Tensor) -> Tensor:
+        if self._channels_at_end:
+            frame = frame.permute(0, 3, 1, 2)
+        x = frame.contiguous(memory_format=torch.channels_last)
+        return x.float().mul_(1 / 255) if frame.dtype == torch.uint8 else x.float()
+
+    def count_outputs(self, convs: nn.Module) -> int:
+        with torch.no_grad():
+            return convs(torch.zeros(1, *self._shape)).numel()
+
+
+ENCODERS: dict[str, type[ShallowConv] | type[DeepConv] | type[MLP]] = {
+    "shallow": ShallowConv,
+    "deep": DeepConv,
+    "mlp": MLP,
+}
