@@ -40,6 +40,7 @@ from torchbeast.core.signals import StopRequest
 from torchbeast.core.tree import map_tree
 from torchbeast.core.weights import SharedWeights
 from torchbeast.envs import Row, make_envs
+from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, make_model
 from torchbeast.report import Reporter
 
@@ -63,7 +64,7 @@ class Flags(TrainingFlags):
     """E: environments an actor steps with one forward pass."""
     num_buffers: int | None = None
     """Rollouts that fit the shared memory; None: enough to keep everybody busy."""
-    num_learner_threads: Annotated[int, tyro.conf.arg(aliases=["--num_threads"])] = 2
+    num_learner_threads: Annotated[int, tyro.conf.arg(aliases=["--num-threads"])] = 2
     """Threads that prepare batches and learn in turn."""
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """How actors are started."""
@@ -85,10 +86,10 @@ class Flags(TrainingFlags):
         super().validate()
         for name in ("num_actors", "envs_per_actor", "num_learner_threads", "actor_timeout_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}.")
+                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
         enough = self.batch_size + self.num_actors * self.envs_per_actor
         if self.num_slots < enough:
-            raise ValueError(
+            raise UsageError(
                 "num_buffers must be at least batch_size + num_actors * envs_per_actor, got "
                 f"{self.num_slots} < {enough}; raise --num_buffers or leave it out."
             )

@@ -53,7 +53,7 @@ class AtariEnvs:
             autoreset_mode="SameStep",
         )
         self.num_envs = num_envs
-        self.num_actions = int(self._env.single_action_space.n)
+        self.num_actions = len(self._env.ale.get_action_set())
         self._seed = seed
         self._lives = np.zeros(num_envs, np.int32)
         self._counter = EpisodeCounter(num_envs)

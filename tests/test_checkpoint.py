@@ -1,0 +1,78 @@
+"""Checkpoints: always whole, plain types, and everything comes back."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.test_learner import FLAGS, B, T, make_learner, random_batch
+from torchbeast.core import checkpoint
+from torchbeast.errors import UsageError
+
+
+def test_resume_brings_everything_back(tmp_path):
+    path = tmp_path / "model.tar"
+    learner = make_learner()
+    for seed in range(3):
+        learner.step(random_batch(seed), ())
+    checkpoint.save(path, learner)
+    next_numbers = (torch.rand(1).item(), np.random.rand(), random.random())
+
+    resumed = make_learner()
+    assert checkpoint.resume(path, resumed)
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == next_numbers
+    assert resumed.stats.state_dict() == learner.stats.state_dict()
+    assert resumed.stats.step == 3 * T * B
+    # From here on both learn alike: weights, optimizer and schedule are the same.
+    for one in (learner, resumed):
+        one.step(random_batch(9), ())
+    for a, b in zip(learner.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert resumed.optimizer.param_groups[0]["lr"] == learner.optimizer.param_groups[0]["lr"] > 0
+
+
+def test_a_checkpoint_holds_plain_types_under_the_known_names(tmp_path):
+    path = tmp_path / "model.tar"
+    checkpoint.save(path, make_learner())
+    contents = torch.load(path, weights_only=True)
+    assert {
+        "model_state_dict",
+        "optimizer_state_dict",
+        "scheduler_state_dict",
+        "stats",
+        "flags",
+    } <= set(contents)
+    assert contents["flags"]["unroll_length"] == T
+
+
+def test_a_save_that_fails_leaves_the_last_one_whole(tmp_path, monkeypatch):
+    path = tmp_path / "model.tar"
+    learner = make_learner()
+    checkpoint.save(path, learner)
+    before = path.read_bytes()
+
+    def fail(contents, file):
+        file.write(b"half of it")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save(path, learner)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_checkpoint_is_told_with_the_place(tmp_path):
+    with pytest.raises(UsageError, match=str(tmp_path / "model.tar")):
+        checkpoint.load(tmp_path / "model.tar")
+    assert not checkpoint.resume(tmp_path / "model.tar", make_learner())
+
+
+def test_another_environment_is_refused(tmp_path):
+    path = tmp_path / "model.tar"
+    checkpoint.save(path, make_learner())
+    other = make_learner(dataclasses.replace(FLAGS, env="CartPole-v1"))
+    with pytest.raises(UsageError, match="trained with --env Catch, got CartPole-v1"):
+        checkpoint.resume(path, other)

@@ -1,0 +1,259 @@
+"""The rows that environments give: ends, time limits, counters; names and wrong names."""
+
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from torchbeast.envs import EnvOptions, make_envs
+from torchbeast.envs.atari import AtariEnvs
+from torchbeast.envs.sync import SyncEnvs
+from torchbeast.errors import UsageError
+
+
+class Counting(gymnasium.Env):
+    """The frame is the time; an episode ends after `length` steps, by its end or by a limit."""
+
+    def __init__(self, length, limit):
+        self.observation_space = spaces.Box(0, 1000, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._length, self._limit = length, limit
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._time = 0
+        return np.array([0.0], np.float32), {}
+
+    def step(self, action):
+        self._time += 1
+        over = self._time == self._length
+        frame = np.array([self._time], np.float32)
+        return frame, 10.0 + action, over and not self._limit, over and self._limit, {}
+
+
+def play(envs, actions):
+    """Rows of the first environment, as tuples."""
+    row = envs.reset()
+    rows = [row]
+    for action in actions:
+        rows.append(envs.step(np.full(envs.num_envs, action)))
+    names = ("reward", "done", "truncated", "episode_step", "episode_return", "last_action")
+    return [(float(r["frame"][0, 0]), *(r[name][0].item() for name in names)) for r in rows]
+
+
+def test_a_true_end_needs_no_extra_row():
+    envs = SyncEnvs(lambda: Counting(3, limit=False), num_envs=2)
+    assert play(envs, [0, 1, 0, 1]) == [
+        # frame, reward, done, truncated, episode_step, episode_return, last_action
+        (0.0, 0.0, True, False, 0, 0.0, 0),
+        (1.0, 10.0, False, False, 1, 10.0, 0),
+        (2.0, 11.0, False, False, 2, 21.0, 1),
+        (0.0, 10.0, True, False, 3, 31.0, 0),
+        (1.0, 11.0, False, False, 1, 11.0, 1),
+    ]
+
+
+def test_a_time_limit_shows_the_final_frame_then_one_extra_row():
+    envs = SyncEnvs(lambda: Counting(3, limit=True), num_envs=2)
+    assert play(envs, [0, 1, 0, 1, 1]) == [
+        (0.0, 0.0, True, False, 0, 0.0, 0),
+        (1.0, 10.0, False, False, 1, 10.0, 0),
+        (2.0, 11.0, False, False, 2, 21.0, 1),
+        (3.0, 10.0, False, False, 3, 31.0, 0),  # an ordinary row with the true final frame
+        (0.0, 0.0, True, True, 3, 31.0, 1),  # the transition into it did not happen
+        (1.0, 11.0, False, False, 1, 11.0, 1),
+    ]
+
+
+def test_environments_of_a_group_end_on_their_own():
+    lengths = iter([2, 3])
+    envs = SyncEnvs(lambda: Counting(next(lengths), limit=False), num_envs=2)
+    envs.reset()
+    done = np.stack([envs.step(np.zeros(2, np.int64))["done"] for _ in range(6)])
+    assert done[:, 0].tolist() == [False, True, False, True, False, True]
+    assert done[:, 1].tolist() == [False, False, True, False, False, True]
+
+
+def test_old_gym_environments_fit_and_their_limits_are_told_apart():
+    class Old:
+        action_space = spaces.Discrete(2)
+
+        def reset(self):
+            self.time = 0
+            return np.zeros(1)
+
+        def step(self, action):
+            self.time += 1
+            return np.full(1, self.time), 1.0, self.time == 2, {"TimeLimit.truncated": action == 1}
+
+    rows = play(SyncEnvs(Old, num_envs=1), [0, 0, 1, 1, 0])
+    assert [(frame, done, cut) for frame, _, done, cut, *_ in rows] == [
+        (0.0, True, False),
+        (1.0, False, False),
+        (0.0, True, False),
+        (1.0, False, False),
+        (2.0, False, False),
+        (0.0, True, True),
+    ]
+
+
+def test_tree_observations_are_stacked_leaf_by_leaf():
+    class Tree(Counting):
+        def reset(self, *, seed=None, options=None):
+            frame, info = super().reset(seed=seed)
+            return {"a": frame, "b": (np.zeros((2, 2), np.uint8), 3)}, info
+
+    row = SyncEnvs(lambda: Tree(3, False), num_envs=4).reset()
+    assert row["frame"]["a"].shape == (4, 1)
+    assert row["frame"]["b"][0].shape == (4, 2, 2)
+    assert row["frame"]["b"][0].dtype == np.uint8
+    assert row["frame"]["b"][1].tolist() == [3, 3, 3, 3]
+
+
+def test_seeds_make_episodes_repeat():
+    def cart_pole(seed):
+        envs = make_envs(EnvOptions("CartPole-v1"), num_envs=2, seed=seed)
+        return np.stack(
+            [envs.reset()["frame"], *(envs.step(np.ones(2))["frame"] for _ in range(50))]
+        )
+
+    assert np.array_equal(cart_pole(3), cart_pole(3))
+    assert not np.array_equal(cart_pole(3), cart_pole(4))
+
+
+def test_memory_hides_the_cue_when_it_asks():
+    envs = make_envs(EnvOptions("Memory"), num_envs=64, seed=0)
+    row = envs.reset()
+    cue = row["frame"][:, 0].copy()
+    assert set(cue) == {-1.0, 1.0}
+    for _ in range(4):
+        row = envs.step(np.zeros(64, np.int64))
+        assert (row["frame"][:, 0] == 0).all()
+    assert (row["frame"] == row["frame"][0]).all()  # the question looks the same to all
+    row = envs.step((cue > 0).astype(np.int64))
+    assert row["done"].all()
+    assert (row["reward"] == 1).all()
+
+
+def test_catch_can_be_won_by_following_the_ball():
+    envs = make_envs(EnvOptions("Catch"), num_envs=8, seed=0)
+    row = envs.reset()
+    for _ in range(9):
+        ball = row["frame"][:, :-1].max(axis=1).argmax(axis=1)
+        paddle = row["frame"][:, -1].argmax(axis=1)
+        row = envs.step(np.sign(ball - paddle) + 1)
+    assert row["done"].all()
+    assert (row["episode_return"] == 1).all()
+
+
+# --- Atari ------------------------------------------------------------------------------------
+
+
+def play_atari(steps=2500, num_envs=2, game="breakout", **options):
+    envs = AtariEnvs(game, num_envs, seed=1, **options)
+    rng = np.random.default_rng(0)
+    rows = [envs.reset()]
+    for _ in range(steps):
+        rows.append(envs.step(rng.integers(envs.num_actions, size=num_envs)))
+    envs.close()
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def test_atari_rows_add_up_to_the_games_score():
+    rows = play_atari(800)
+    assert rows["frame"].shape[1:] == (2, 4, 84, 84)
+    assert rows["frame"].dtype == np.uint8
+    for i in range(2):
+        ends = np.flatnonzero(rows["done"][:, i])[1:]
+        assert len(ends) > 1
+        start = 0
+        for end in ends:
+            score = rows["reward"][start + 1 : end + 1, i].sum()
+            assert rows["episode_return"][end, i] == score
+            assert rows["episode_step"][end, i] == end - start
+            start = end
+    assert rows["episode_return"].max() > 1
+
+
+def test_atari_rewards_are_not_clipped():
+    assert play_atari(150, game="space_invaders")["reward"].max() > 1
+
+
+def test_a_lost_life_is_done_but_no_finished_episode():
+    rows = play_atari(800, episodic_life=True)
+    finished = rows["done"] & (rows["episode_step"] > 0)
+    lost = rows["done"] & (rows["episode_step"] == 0)
+    assert 3 <= lost.sum() / finished.sum() <= 6  # five lives a game
+    end = np.flatnonzero(finished[:, 0])[0]
+    assert rows["episode_return"][end, 0] == rows["reward"][: end + 1, 0].sum()
+
+
+def test_an_atari_time_limit_is_a_truncation():
+    rows = play_atari(150, num_envs=1, game="pong", max_episode_frames=160)
+    cuts = np.flatnonzero(rows["truncated"][:, 0])
+    assert len(cuts) == 3
+    assert cuts[0] == 41  # 40 steps of 4 frames, then the extra row
+    assert rows["done"][cuts, 0].all()
+    assert (rows["reward"][cuts, 0] == 0).all()
+    # The extra row is a no-op start, whose 4 frames ALE counts towards the next limit.
+    assert rows["episode_step"][cuts, 0].tolist() == [40, 39, 39]
+    before = rows["frame"][cuts[0] - 1, 0]
+    assert np.array_equal(before[:3], rows["frame"][cuts[0] - 2, 0][1:])  # the true final frame
+    assert not rows["done"][cuts - 1, 0].any()
+
+
+def test_the_rendered_game_is_preprocessed_like_the_fast_one():
+    options = EnvOptions("PongNoFrameskip-v4", noop_max=0, fire_reset=False)
+    fast, rendered = (make_envs(options, 1, seed=0, render=render) for render in (False, True))
+    a, b = fast.reset(), rendered.reset()
+    for action in [0, 2, 2, 3, 3, 0, 2, 3] * 4:
+        a, b = fast.step(np.array([action])), rendered.step(np.array([action]))
+    # Gymnasium takes the maximum before, ALE after turning to grey: a pixel here and there differs.
+    assert np.mean(np.abs(a["frame"].astype(int) - b["frame"].astype(int)) > 8) < 0.01
+    assert rendered.envs[0].render().shape == (210, 160, 3)
+    fast.close()
+    rendered.close()
+
+
+@pytest.mark.parametrize("name", ["PongNoFrameskip-v4", "ALE/Breakout-v5", "CartPole-v1", "Mock"])
+def test_names_lead_to_environments(name):
+    envs = make_envs(EnvOptions(name), num_envs=2)
+    row = envs.step(np.zeros(2, np.int64)) if envs.reset() else None
+    assert row["reward"].shape == (2,)
+    envs.close()
+
+
+def test_a_factory_of_ones_own_is_found(monkeypatch, tmp_path):
+    (tmp_path / "my_env.py").write_text(
+        "import gymnasium\ndef build():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_envs(EnvOptions("my_env:build"), num_envs=1).reset()["frame"].shape == (1, 4)
+    with pytest.raises(UsageError, match="did you mean build"):
+        make_envs(EnvOptions("my_env:biuld"), num_envs=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("PongNoFrameSkip-v4", "PongNoFrameskip-v4"),
+        ("Cartpole-v1", "CartPole-v1"),
+        ("catch", "Catch"),
+    ],
+)
+def test_a_wrong_name_gets_did_you_mean(wrong, right):
+    with pytest.raises(UsageError, match=f"did you mean.*{right}"):
+        make_envs(EnvOptions(wrong), num_envs=1)
+
+
+def test_continuous_actions_get_one_sentence():
+    with pytest.raises(UsageError, match="must be Discrete"):
+        make_envs(EnvOptions("Pendulum-v1"), num_envs=1)
+
+
+def test_environments_do_not_import_torch():
+    program = "import sys, torchbeast.envs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -1,0 +1,64 @@
+"""The command line: known spellings, defaults by environment, mistakes in one sentence."""
+
+import pytest
+
+from torchbeast import monobeast
+from torchbeast.core import recipes
+from torchbeast.core.flags import default_flags, run_command_line
+
+
+def parse(*args):
+    seen = []
+    code = run_command_line(monobeast.Flags, lambda flags: seen.append(flags) or 0, list(args))
+    return seen[0] if seen else code
+
+
+def test_every_flag_of_torchbeasts_monobeast_is_taken():
+    line = """
+        --env Catch --mode test --xpid x --disable_checkpoint --savedir /tmp/y --num_actors 4
+        --total_steps 100000 --batch_size 8 --unroll_length 80 --num_buffers 128
+        --num_learner_threads 2 --disable_cuda --use_lstm --entropy_cost 0.0006
+        --baseline_cost 0.5 --discounting 0.99 --reward_clipping none --learning_rate 0.00048
+        --alpha 0.99 --momentum 0 --epsilon 0.01 --grad_norm_clipping 40.0
+    """
+    flags = parse(*line.split())
+    assert flags.unroll_length == 80
+    assert flags.disable_checkpoint
+    assert flags.use_lstm
+    assert flags.num_slots == 128
+    assert flags.reward_clipping == "none"
+
+
+def test_other_spellings_mean_the_same():
+    assert parse("--env", "Catch", "--num_threads", "3").num_learner_threads == 3
+    assert parse("--env=Catch", "--num-actors=5").num_actors == 5
+
+
+def test_defaults_depend_on_the_environment():
+    assert parse("--env", "Catch").total_steps == recipes.VECTOR["total_steps"]
+    assert parse().total_steps == monobeast.Flags().total_steps
+    assert parse("--env", "Catch", "--total_steps", "7").total_steps == 7
+
+
+def test_the_papers_settings_are_one_flag_away():
+    flags = default_flags(monobeast.Flags, "PongNoFrameskip-v4", "paper")
+    assert (flags.batch_size, flags.unroll_length, flags.learning_rate) == (32, 20, 0.0006)
+    assert parse("--recipe", "paper").batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("--env Cach", "did you mean Catch?"),
+        ("--env Catch --batch_size 0", "batch_size must be more than 0, got 0"),
+        ("--env Catch --discounting 1.5", "discounting must be from 0 to 1, got 1.5"),
+        ("--env Catch --num_buffers 3", "raise --num_buffers or leave it out"),
+        ("--env Catch --model big", "--model must be auto, shallow, deep, mlp or"),
+        ("--env Catch --xpid a/b", "leave out slashes"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(args, sentence, capsys):
+    assert parse(*args.split()) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1

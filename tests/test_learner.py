@@ -1,0 +1,180 @@
+"""The learner's step: which rows count, what is reported, and that a formula is not off by one."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from torchbeast.core import losses, vtrace
+from torchbeast.core.flags import TrainingFlags
+from torchbeast.core.learner import Learner, compute_loss, finished_episodes
+from torchbeast.models import make_model
+
+T, B, A = 6, 3, 4
+FLAGS = TrainingFlags(env="Catch", total_steps=10_000, unroll_length=T, batch_size=B)
+
+
+def random_batch(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "frame": torch.randn(T + 1, B, 7, generator=generator),
+        "reward": 3 * torch.randn(T + 1, B, generator=generator),
+        "done": torch.rand(T + 1, B, generator=generator) < 0.2,
+        "truncated": torch.zeros(T + 1, B, dtype=torch.bool),
+        "episode_step": torch.randint(1, 50, (T + 1, B), generator=generator),
+        "episode_return": torch.randn(T + 1, B, generator=generator),
+        "last_action": torch.randint(A, (T + 1, B), generator=generator),
+        "action": torch.randint(A, (T, B), generator=generator),
+        "policy_logits": torch.randn(T, B, A, generator=generator),
+        "version": torch.tensor([0, 1, 2]),
+    }
+
+
+def make_learner(flags=FLAGS):
+    torch.manual_seed(0)
+    return Learner(make_model("mlp", (7,), A, use_lstm=False), flags, torch.device("cpu"))
+
+
+def test_the_loss_takes_rewards_and_ends_from_the_next_row():
+    model, batch = make_learner().model, random_batch()
+    output, _ = model(batch)
+    targets = vtrace.from_logits(
+        batch["policy_logits"],
+        output["policy_logits"][:-1],
+        batch["action"],
+        discounts=0.99 * (1 - batch["done"][1:].float()),
+        rewards=batch["reward"][1:].clamp(-1, 1),
+        values=output["baseline"][:-1],
+        bootstrap_value=output["baseline"][-1],
+    )
+    expected = (
+        losses.compute_policy_gradient_loss(
+            output["policy_logits"][:-1], batch["action"], targets.pg_advantages
+        )
+        + 0.5 * losses.compute_baseline_loss(targets.vs - output["baseline"][:-1])
+        + 0.01 * losses.compute_entropy_loss(output["policy_logits"][:-1])
+    )
+    loss, metrics = compute_loss(model, batch, (), FLAGS)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        metrics["total_loss"],
+        metrics["pg_loss"] + metrics["baseline_loss"] + metrics["entropy_loss"],
+    )
+
+
+def test_what_stands_on_row_zero_except_the_frame_is_not_learnt_twice():
+    model, batch = make_learner().model, random_batch()
+    loss, _ = compute_loss(model, batch, (), FLAGS)
+    batch["reward"][0] += 1.0
+    batch["done"][0] = ~batch["done"][0]
+    batch["truncated"][0] = True
+    again, _ = compute_loss(model, batch, (), FLAGS)
+    torch.testing.assert_close(again, loss)
+
+
+def test_nothing_is_learnt_from_padding():
+    """Whatever stands in a column after its last real row, loss and gradient are the same."""
+    model, gradients = make_learner().model, []
+    for fill in (0.0, 7.0):
+        batch = random_batch()
+        last_real = 3
+        batch["truncated"][last_real + 1 :, 1] = True
+        for name in ("frame", "reward", "episode_return"):
+            batch[name][last_real + 1 :, 1] = fill
+        batch["policy_logits"][last_real:, 1] = fill
+        model.zero_grad()
+        loss, _ = compute_loss(model, batch, (), FLAGS)
+        loss.backward()
+        gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_time_limit_splits_the_loss_in_two():
+    """Rows up to the true final frame and rows from the reset on are two rollouts, added up."""
+    model, batch = make_learner().model, random_batch()
+    batch["done"][:] = False
+    reset = 4  # row 3 is the true final frame, row 4 the extra row
+    batch["done"][reset] = batch["truncated"][reset] = True
+
+    def rows(start, end):
+        return {name: value[start:end] for name, value in batch.items()}
+
+    whole, _ = compute_loss(model, batch, (), FLAGS)
+    before, _ = compute_loss(model, rows(0, reset), (), FLAGS)
+    after, _ = compute_loss(model, rows(reset, T + 1), (), FLAGS)
+    torch.testing.assert_close(whole, before + after)
+
+
+def test_only_finished_episodes_are_reported():
+    batch = random_batch()
+    batch["done"][:] = False
+    batch["episode_step"][:] = 5
+    batch["done"][0, 0] = True  # counted with the rollout before
+    batch["done"][2, 1], batch["episode_return"][2, 1] = True, 12.0
+    batch["done"][3, 2], batch["episode_step"][3, 2] = True, 0  # a lost life
+    batch["truncated"][5, 0] = batch["done"][5, 0] = True
+    batch["episode_return"][5, 0] = -3.0
+    returns, lengths, num_steps = finished_episodes(batch)
+    assert sorted(returns) == [-3.0, 12.0]
+    assert lengths == [5, 5]
+    assert num_steps == T * B - 1  # the extra row is no step
+
+
+def test_statistics_have_no_phantoms():
+    learner = make_learner()
+    batch = random_batch()
+    batch["done"][:] = False
+    learner.step(batch, ())
+    summary = learner.stats.summary()
+    assert summary["mean_episode_return"] is None
+    assert summary["step"] == T * B
+    assert all(math.isfinite(v) for v in summary.values() if v is not None)
+    batch["done"][2, 1], batch["episode_return"][2, 1] = True, 12.0
+    learner.step(batch, ())
+    summary = learner.stats.summary()
+    assert summary["mean_episode_return"] == 12.0
+    assert summary["policy_lag"] == pytest.approx(0.0)  # version 1 learns from 0, 1 and 2
+    assert summary["episodes"] == 1
+
+
+def test_the_learning_rate_goes_linearly_to_zero():
+    flags = dataclasses.replace(FLAGS, total_steps=4 * T * B, learning_rate=0.8)
+    learner = make_learner(flags)
+    rates = []
+    for _ in range(5):
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+        batch = random_batch()
+        learner.step(batch, ())
+    assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0])
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    flags = dataclasses.replace(FLAGS, grad_norm_clipping=0.5)
+    learner = make_learner(flags)
+    learner.step(random_batch(), ())
+    norm = torch.stack([p.grad.norm() for p in learner.model.parameters()]).norm()
+    assert norm.item() == pytest.approx(0.5, rel=1e-4)
+    assert learner.stats.summary()["grad_norm"] > 0.5  # what it was before
+
+
+def test_a_gradient_that_is_no_number_stops_and_harms_nothing():
+    learner = make_learner()
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    batch = random_batch()
+    batch["reward"][2, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match="must be finite"):
+        learner.step(batch, ())
+    for name, value in learner.model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_the_fraction_of_clipped_weights_is_counted():
+    learner, batch = make_learner(), random_batch()
+    with torch.no_grad():
+        batch["policy_logits"] = learner.model(batch)[0]["policy_logits"][:T].clone()
+    batch["policy_logits"][0].scatter_(-1, batch["action"][0].unsqueeze(-1), -9.0)  # was unlikely
+    batch["policy_logits"][1:].scatter_(-1, batch["action"][1:].unsqueeze(-1), 9.0)  # was certain
+    _, metrics = compute_loss(learner.model, batch, (), FLAGS)
+    assert metrics["clipped_rho_fraction"].item() == pytest.approx(1 / T)

@@ -1,0 +1,349 @@
+"""MonoBeast as its users run it: it learns, it resumes, and what breaks is mended or told."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from torchbeast import monobeast
+from torchbeast.core.flags import default_flags
+
+TIMEOUT_S = 100
+
+
+def command(savedir, *args):
+    return [sys.executable, "-m", "torchbeast.monobeast", "--savedir", str(savedir), *args]
+
+
+def run(savedir, *args, **options):
+    return subprocess.run(
+        command(savedir, *args),
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def read_logs(folder: Path):
+    with (folder / "logs.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def shared_memory():
+    return {name for name in os.listdir("/dev/shm") if name.startswith("torch")}
+
+
+class Training:
+    """A training run in the background, and what it prints."""
+
+    def __init__(self, savedir, *args, **options):
+        self.folder = savedir / "run"
+        self._lines = (savedir / "output").open("w")
+        self.process = subprocess.Popen(
+            command(savedir, "--xpid", "run", "--log_interval_s", "0.2", *args),
+            stdout=self._lines,
+            stderr=subprocess.STDOUT,
+            **options,
+        )
+        self._main = psutil.Process(self.process.pid)
+        self.output_path = savedir / "output"
+
+    @property
+    def output(self):
+        return self.output_path.read_text()
+
+    def wait_for(self, condition, what):
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what} within {TIMEOUT_S} s:\n{self.output}"
+            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
+            time.sleep(0.05)
+
+    def wait_for_step(self, step):
+        def reached():
+            steps = re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)
+            return bool(steps) and int(steps[-1].replace(",", "")) >= step
+
+        self.wait_for(reached, f"step {step}")
+        return self
+
+    @property
+    def step(self):
+        return int(re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)[-1].replace(",", ""))
+
+    def family(self):
+        return [self._main, *self._main.children(recursive=True)]
+
+    def actors(self):
+        """Those of its processes that step environments: they hold the CPU."""
+        helpers = ("resource_tracker", "forkserver")
+        family = self._main.children(recursive=True)
+        leaves = [p for p in family if not p.children()]
+        return [p for p in leaves if not any(h in " ".join(p.cmdline()) for h in helpers[:1])]
+
+    def end(self, number):
+        """Send a signal, wait for the end, and see that nothing is left behind."""
+        family = self.family()
+        self.process.send_signal(number)
+        code = self.process.wait(TIMEOUT_S)
+        gone, alive = psutil.wait_procs(family[1:], timeout=30)
+        assert not alive, alive
+        return code
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in self.family() if self.process.poll() is None else []:
+            process.kill()
+        self.process.wait(TIMEOUT_S)
+        self._lines.close()
+
+
+SMALL = ("--env", "Catch", "--total_steps", "100000000")
+
+
+# --- It learns --------------------------------------------------------------------------------
+
+
+def final_return(folder):
+    return float(read_logs(folder)[-1]["mean_episode_return"])
+
+
+@pytest.mark.timeout(300)
+def test_catch_is_learnt_with_the_defaults(tmp_path):
+    result = run(tmp_path, "--env", "Catch", "--xpid", "run")
+    assert result.returncode == 0, result.stderr
+    assert final_return(tmp_path / "run") > 0.9
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"model.tar", "logs.csv", "fields.csv", "out.log", "meta.json"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is True
+    rows = read_logs(tmp_path / "run")
+    total = default_flags(monobeast.Flags, "Catch").total_steps
+    assert total <= int(rows[-1]["step"]) < total + 20 * 16  # the next whole batch
+    steps = [int(row["step"]) for row in rows]
+    assert steps == sorted(steps)
+
+    test = run(tmp_path, "--mode", "test", "--num_episodes", "5")  # the latest, its environment
+    assert test.returncode == 0, test.stderr
+    assert re.search(r"Mean return over 5 episodes: 1\.00", test.stdout), test.stdout
+
+
+@pytest.mark.timeout(300)
+def test_memory_is_learnt_with_lstm_and_not_without(tmp_path):
+    for args, learnt in (("--use_lstm",), True), ((), False):
+        name = "with" if learnt else "without"
+        result = run(tmp_path, "--env", "Memory", "--xpid", name, "--total_steps", "200000", *args)
+        assert result.returncode == 0, result.stderr
+        mean_return = final_return(tmp_path / name)
+        assert mean_return > 0.9 if learnt else abs(mean_return) < 0.5
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_other_ways_to_start_actors_work(tmp_path, start_method):
+    before = shared_memory()
+    result = run(
+        tmp_path,
+        *("--env", "Catch", "--total_steps", "5000", "--start_method", start_method),
+        *("--num_actors", "3", "--envs_per_actor", "2", "--batch_size", "5"),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert shared_memory() == before
+
+
+# --- Rollouts are exact -----------------------------------------------------------------------
+
+
+def test_rollouts_continue_exactly_where_the_last_one_ended():
+    """One actor, a slow look at its memory: rows, agent state and behaviour policy fit together."""
+    flags = monobeast.Flags(
+        env="Memory",
+        model="mlp",
+        use_lstm=True,
+        unroll_length=7,
+        batch_size=3,
+        num_actors=1,
+        envs_per_actor=3,
+    )
+    envs = monobeast.make_envs(flags.env_options, 1)
+    row = envs.reset()
+    model = monobeast.build_model(flags, row, envs.num_actions)
+    rollouts = monobeast.Rollouts(flags, row, model, envs.num_actions)
+    weights = monobeast.SharedWeights(model)
+    weights.publish(model, 0)
+    shared = monobeast.Shared(rollouts, weights, torch.zeros(1, dtype=torch.int64))
+    actors = monobeast.Actors(flags, shared, first_seed=0)
+    batches = []
+    deadline = time.monotonic() + 60
+    try:
+        while len(batches) < 12 and time.monotonic() < deadline:
+            filled = actors.poll()
+            for i in range(0, len(filled), 3):
+                batches.append(rollouts.collect(filled[i : i + 3], torch.device("cpu")))
+                actors.release(filled[i : i + 3])
+    finally:
+        actors.close()
+    assert len(batches) >= 12
+    for (batch, _), (following, _) in zip(batches, batches[1:], strict=False):
+        for name in rollouts.rows:
+            assert torch.equal(batch[name][-1], following[name][0]), name
+    for batch, state in batches:
+        assert torch.equal(batch["last_action"][1:], batch["action"])
+        with torch.no_grad():
+            output, _ = model(batch, state)
+        torch.testing.assert_close(
+            output["policy_logits"][:-1], batch["policy_logits"], rtol=1e-4, atol=1e-5
+        )
+    states = torch.stack([state[0] for _, state in batches])
+    assert states.abs().max() > 0  # the memory is carried over, not begun anew
+
+
+# --- What breaks ------------------------------------------------------------------------------
+
+
+def test_a_killed_actor_is_told_and_replaced(tmp_path):
+    with Training(tmp_path, *SMALL) as training:
+        training.wait_for_step(1)
+        for _ in range(3):
+            victim = training.actors()[0]
+            victim.kill()
+            count = training.output.count("was killed by SIGKILL; starting it anew")
+            training.wait_for(
+                lambda n=count: (
+                    training.output.count("was killed by SIGKILL; starting it anew") > n
+                    or not victim.is_running()
+                ),
+                "message",
+            )
+            training.wait_for_step(training.step + 20_000)
+        assert "was killed by SIGKILL; starting it anew" in training.output
+        assert training.end(signal.SIGTERM) == 0
+
+
+def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path):
+    before = shared_memory()
+    with Training(tmp_path, *SMALL, "--checkpoint_interval_s", "0.5") as training:
+        training.wait_for_step(1)
+        training.wait_for((training.folder / "model.tar").exists, "checkpoint")
+        training.wait_for_step(training.step + 20_000)
+        assert training.end(signal.SIGKILL) == -signal.SIGKILL  # and the actors end by themselves
+    saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
+    assert saved["step"] > 0
+    with Training(tmp_path, *SMALL) as training:
+        training.wait_for_step(saved["step"] + 1)
+        assert f"Resuming at step {saved['step']:,} of Catch" in training.output
+        assert training.end(signal.SIGTERM) == 0
+    after = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
+    assert after["step"] > saved["step"]
+    assert after["episodes"] > saved["episodes"]
+    assert shared_memory() == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_signal_saves_and_ends_tidily(tmp_path, number, code, start_method):
+    before = shared_memory()
+    with Training(tmp_path, *SMALL, "--start_method", start_method) as training:
+        training.wait_for_step(1)
+        assert training.end(number) == code
+        assert "Traceback" not in training.output
+        assert f"Stopped by {number.name}" in training.output
+    steps = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]["step"]
+    assert steps == int(read_logs(tmp_path / "run")[-1]["step"])
+    assert shared_memory() == before
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group(tmp_path):
+    """A terminal sends SIGINT to every process of the group, not to the main one alone."""
+    with Training(tmp_path, *SMALL, start_new_session=True) as training:
+        training.wait_for_step(1)
+        family = training.family()
+        os.killpg(training.process.pid, signal.SIGINT)
+        assert training.process.wait(TIMEOUT_S) == 130
+        assert not psutil.wait_procs(family[1:], timeout=30)[1]
+        assert "Traceback" not in training.output
+
+
+FRAGILE = """
+import gymnasium
+
+class Fragile(gymnasium.Wrapper):
+    steps = 0
+    def step(self, action):
+        self.steps += 1
+        if self.steps == {limit}:
+            {what}
+        return self.env.step(action)
+
+def make():
+    return Fragile(gymnasium.make("CartPole-v1"))
+"""
+
+
+def fragile(tmp_path, limit, what):
+    (tmp_path / "fragile.py").write_text(FRAGILE.format(limit=limit, what=what))
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+def test_an_exception_in_an_environment_is_shown_and_training_goes_on(tmp_path):
+    env = fragile(tmp_path, 500, "raise ValueError('the simulator is out of tea')")
+    args = ("--env", "fragile:make", "--total_steps", "60000")
+    result = run(tmp_path, *args, "--xpid", "run", env=env)
+    assert result.returncode == 0, result.stderr
+    assert "the simulator is out of tea" in result.stderr
+    assert "fragile.py" in result.stderr  # the traceback says where
+    assert int(read_logs(tmp_path / "run")[-1]["step"]) >= 60_000
+
+
+def test_an_environment_that_never_works_ends_the_run_with_its_traceback(tmp_path):
+    env = fragile(tmp_path, 3, "raise ValueError('the simulator is out of tea')")
+    result = run(tmp_path, "--env", "fragile:make", env=env)
+    assert result.returncode == 1
+    assert "No actor is left" in result.stderr
+    assert "the simulator is out of tea" in result.stderr
+
+
+def test_an_environment_that_hangs_is_killed_and_replaced(tmp_path):
+    env = fragile(tmp_path, 2000, "import time; time.sleep(1000)")
+    args = ("--env", "fragile:make", "--total_steps", "40000", "--actor_timeout_s", "5")
+    result = run(tmp_path, *args, "--xpid", "run", env=env)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"Actor \d took no step for \d+ s; starting it anew", result.stderr)
+
+
+# --- Test modes -------------------------------------------------------------------------------
+
+
+def test_a_missing_checkpoint_is_one_sentence_with_the_place(tmp_path):
+    result = run(tmp_path, "--mode", "test", "--xpid", "nobody")
+    assert result.returncode == 2
+    assert str(tmp_path / "nobody" / "model.tar") in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.timeout(240)
+def test_rendering_writes_a_video(tmp_path):
+    args = ("--env", "PongNoFrameskip-v4", "--total_steps", "320")
+    result = run(tmp_path, *args)
+    assert result.returncode == 0, result.stderr
+    result = run(tmp_path, "--mode", "test_render", "--num_episodes", "1")
+    assert result.returncode == 0, result.stderr
+    import cv2
+
+    video = cv2.VideoCapture(str(tmp_path / "latest" / "test.mp4"))
+    steps = int(re.search(r"in (\d+) steps", result.stdout).group(1))
+    assert video.get(cv2.CAP_PROP_FRAME_COUNT) == steps
+    assert video.read()[1].shape == (210, 160, 3)
