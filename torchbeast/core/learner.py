@@ -33,6 +33,7 @@ class Learner:
             momentum=flags.momentum,
             eps=flags.epsilon,
         )
+        start_gently(self.optimizer)
         # By steps taken, not by updates: exact whatever the batches held, also after a resume.
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda _: max(0.0, 1.0 - self.stats.step / flags.total_steps)
@@ -80,6 +81,20 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         self.scheduler.load_state_dict(state["scheduler_state_dict"])
         self.stats.load_state_dict(state["stats"])
+
+
+def start_gently(optimizer: torch.optim.RMSprop) -> None:
+    """Begin RMSProp's mean of squares at 1, as the implementation behind the paper's settings does.
+
+    PyTorch begins at 0, which makes the first steps ten times the learning rate for every weight:
+    enough to switch off all units of a layer for good.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = {"step": torch.tensor(0.0), "square_avg": torch.ones_like(parameter)}
+            if group["momentum"] > 0:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            optimizer.state[parameter] = state
 
 
 def compute_loss(

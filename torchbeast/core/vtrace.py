@@ -129,15 +129,14 @@ def from_importance_weights(
 def suffix_scan(decays: Tensor, deltas: Tensor) -> Tensor:
     """Solve x[t] = deltas[t] + decays[t] * x[t + 1], x[T] = 0, for all t in log2(T) steps.
 
-    After a round with `span`, sums[t] holds the part of x[t] that comes from the 2 * span rows
-    t, t+1, ..., and factors[t] the product of their decays: each round doubles the reach.
+    Before the round with `span`, sums[t] holds the part of x[t] that comes from the rows t to
+    t + span - 1, and factors[t] the product of their decays: each round doubles the reach.
     """
-    sums, factors = deltas.clone(), decays.clone()
+    sums, factors = deltas.clone(), decays
     span = 1
     while span < len(sums):
-        # The right-hand sides are complete before they are added: no row reads its own update.
-        sums[:-span] += factors[:-span] * sums[span:]
-        factors[:-span] *= factors[span:].clone()
+        sums[:-span] += factors[: len(sums) - span] * sums[span:]
+        factors = factors[:-span] * factors[span:]
         span *= 2
     return sums
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchbeast.models.encoders import ENCODERS
+from torchbeast.models.encoders import ENCODERS, keep_scale
 
 AgentOutput = dict[str, Tensor]
 AgentState = tuple[Tensor, ...]
@@ -41,6 +41,8 @@ class Agent(nn.Module):
             num_features = self.lstm_size
         self.policy = nn.Linear(num_features, num_actions)
         self.baseline = nn.Linear(num_features, 1)
+        keep_scale(self.policy, gain=0.01)  # every action is about as likely at first
+        keep_scale(self.baseline, gain=1.0)
 
     def initial_state(self, batch_size: int = 1) -> AgentState:
         """The memory at the start of an episode: two tensors [1, B, lstm_size], or nothing."""
