@@ -232,8 +232,8 @@ def test_a_factory_of_ones_own_is_found(monkeypatch, tmp_path):
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert make_envs(EnvOptions("my_env:build"), num_envs=1).reset()["frame"].shape == (1, 4)
-    with pytest.raises(UsageError, match="did you mean build"):
-        make_envs(EnvOptions("my_env:biuld"), num_envs=1)
+    with pytest.raises(UsageError, match=r"did you mean build\?"):
+        make_envs(EnvOptions("my_env:bild"), num_envs=1)
 
 
 @pytest.mark.parametrize(

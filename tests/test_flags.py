@@ -49,7 +49,7 @@ def test_the_papers_settings_are_one_flag_away():
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ("--env Cach", "did you mean Catch?"),
+        ("--env Katch", "did you mean Catch?"),
         ("--env Catch --batch_size 0", "batch_size must be more than 0, got 0"),
         ("--env Catch --discounting 1.5", "discounting must be from 0 to 1, got 1.5"),
         ("--env Catch --num_buffers 3", "raise --num_buffers or leave it out"),

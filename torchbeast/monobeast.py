@@ -49,6 +49,7 @@ Filled = tuple[int, int]  # a slot with a whole rollout in it, and the version t
 logger = logging.getLogger("torchbeast")
 
 POLL_S = 0.2  # how soon the main thread sees a signal, a finished learner, a silent actor
+MAX_GAP_S = 10 * POLL_S  # more time between two looks at the actors is no sign of their hanging
 JOIN_S = 10.0  # how long to wait for a process or thread that was told to end
 ROLLOUTS_AHEAD = 2  # slots an actor holds: those it fills and the next
 MAX_FAILURES = 5  # times in a row that an actor may fail before it is given up
@@ -203,7 +204,7 @@ def fill_rollouts(actor_id: int, seed: int, flags: Flags, shared: Shared, pipe: 
 
 @dataclass
 class Actor:
-    """One actor: its process and pipe, the slots it holds, and when it last moved."""
+    """One actor: its process and pipe, the slots it holds, and for how long it has not moved."""
 
     id: int
     process: Any = None  # None: given up
@@ -212,7 +213,7 @@ class Actor:
     num_starts: int = 0
     num_failures: int = 0  # in a row
     num_moves: int = 0
-    moved_at: float = 0.0
+    idle_s: float = 0.0
 
 
 class Actors:
@@ -227,6 +228,7 @@ class Actors:
             self._context.set_forkserver_preload(["torchbeast.report"])  # torch, once for all
         self._lock = threading.Lock()  # of the free slots and who holds which
         self._free = deque(range(flags.num_slots))
+        self._checked_at = time.monotonic()
         self._actors = [Actor(i) for i in range(flags.num_actors)]
         for actor in self._actors:
             self._start(actor)
@@ -286,7 +288,7 @@ class Actors:
         actor.process.start()
         theirs.close()  # from now on, the actor's death closes the pipe
         actor.pipe = ours
-        actor.moved_at = time.monotonic()
+        actor.idle_s = 0.0
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -329,12 +331,15 @@ class Actors:
     def _check_moves(self) -> None:
         """An actor that has work and does not move hangs in its environment."""
         now = time.monotonic()
+        # While this process was stopped (Ctrl-Z, a sleeping laptop), so were the actors.
+        passed_s, self._checked_at = min(now - self._checked_at, MAX_GAP_S), now
         for actor in self._actors:
             num_moves = int(self._shared.num_moves[actor.id])
+            actor.idle_s += passed_s
             if num_moves != actor.num_moves or not actor.held:
-                actor.num_moves, actor.moved_at = num_moves, now
-            elif now - actor.moved_at > self._flags.actor_timeout_s:
-                self._mend(actor, f"took no step for {now - actor.moved_at:.0f} s")
+                actor.num_moves, actor.idle_s = num_moves, 0.0
+            elif actor.idle_s > self._flags.actor_timeout_s:
+                self._mend(actor, f"took no step for {actor.idle_s:.0f} s")
 
 
 def describe_death(process: Any) -> str:

@@ -10,14 +10,13 @@ from torchbeast.envs import EnvOptions, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models.factory import choose_encoder
 
-# Small observations: steps are cheap, episodes short.
+# Small observations: steps are cheap, small nets bear large learning rates. Rewards are often one a
+# step, so that values are large, and their loss must not drown the policy's.
 VECTOR = {
     "total_steps": 500_000,
-    "batch_size": 16,
-    "unroll_length": 20,
-    "learning_rate": 0.001,
-    "entropy_cost": 0.01,
-    "epsilon": 0.01,
+    "batch_size": 8,
+    "learning_rate": 0.003,
+    "baseline_cost": 0.05,
     "envs_per_actor": 8,
 }
 
