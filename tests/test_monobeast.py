@@ -144,7 +144,7 @@ def test_catch_is_learnt_with_the_defaults(tmp_path):
 def test_memory_is_learnt_with_lstm_and_not_without(tmp_path):
     for args, learnt in (("--use_lstm",), True), ((), False):
         name = "with" if learnt else "without"
-        result = run(tmp_path, "--env", "Memory", "--xpid", name, "--total_steps", "200000", *args)
+        result = run(tmp_path, "--env", "Memory", "--xpid", name, "--total_steps", "120000", *args)
         assert result.returncode == 0, result.stderr
         mean_return = final_return(tmp_path / name)
         assert mean_return > 0.9 if learnt else abs(mean_return) < 0.5

@@ -61,7 +61,7 @@ class Flags(TrainingFlags):
 
     num_actors: int = max(2, num_cores())
     """Processes that step environments."""
-    envs_per_actor: int = 16
+    envs_per_actor: int = 8
     """E: environments an actor steps with one forward pass."""
     num_buffers: int | None = None
     """Rollouts that fit the shared memory; None: enough to keep everybody busy."""

@@ -69,7 +69,7 @@ class TrainingFlags:
     # The size of things.
     total_steps: int = 5_000_000
     """Environment steps to train for."""
-    batch_size: int = 16
+    batch_size: int = 8
     """B: rollouts in one update."""
     unroll_length: int = 20
     """T: steps in one rollout."""
@@ -79,7 +79,7 @@ class TrainingFlags:
     """Cores that one update may use (PyTorch's intra-op threads)."""
 
     # The loss.
-    entropy_cost: float = 0.01
+    entropy_cost: float = 0.003
     """Weight of the entropy bonus."""
     baseline_cost: float = 0.5
     """Weight of the baseline's loss."""
@@ -93,8 +93,8 @@ class TrainingFlags:
     """Clip of the importance weights in the policy gradient."""
     clip_c_threshold: float = 1.0
     """C-bar: clip of the importance weights that carry later surprises back."""
-    vtrace_lambda: float = 1.0
-    """Multiplies c; less than 1 trusts the baseline more."""
+    vtrace_lambda: float = 0.95
+    """Multiplies c; the paper has 1, less trusts the baseline more."""
 
     # The optimizer: RMSProp, its learning rate going linearly to 0 at total_steps.
     learning_rate: float = 0.0006

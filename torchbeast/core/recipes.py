@@ -14,10 +14,9 @@ from torchbeast.models.factory import choose_encoder
 # step, so that values are large, and their loss must not drown the policy's.
 VECTOR = {
     "total_steps": 500_000,
-    "batch_size": 8,
     "learning_rate": 0.003,
     "baseline_cost": 0.05,
-    "envs_per_actor": 8,
+    "entropy_cost": 0.01,
 }
 
 # IMPALA's settings for Atari: Espeholt et al. 2018, appendix D.
@@ -28,8 +27,10 @@ PAPER = {
     "learning_rate": 0.0006,
     "entropy_cost": 0.01,
     "epsilon": 0.01,
+    "vtrace_lambda": 1.0,
     "episodic_life": True,
     "model": "deep",
+    "envs_per_actor": 16,
 }
 
 

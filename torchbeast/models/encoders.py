@@ -105,9 +105,11 @@ def keep_scale(module: nn.Module, gain: float = math.sqrt(2)) -> None:
 
 
 class Images(nn.Module):
-    """Frames as the convolutions want them: channels first in shape, last in memory, 0 to 1.
+    """Frames as the convolutions want them: channels first in shape, last in memory, centred.
 
-    Bytes stay bytes until here, and only the bytes are put in the new order.
+    Bytes stay bytes until here, and only the bytes are put in the new order. Each frame's mean is
+    taken off: most of a game's screen is one even background, and its brightness is in every
+    gradient, so that the first layer's filters drift the same way until most are 0 everywhere.
     """
 
     def __init__(self, frame_shape: tuple[int, ...]) -> None:
@@ -126,7 +128,10 @@ class Images(nn.Module):
         if self._channels_at_end:
             frame = frame.permute(0, 3, 1, 2)
         x = frame.contiguous(memory_format=torch.channels_last)
-        return x.float().mul_(1 / 255) if frame.dtype == torch.uint8 else x.float()
+        if frame.dtype != torch.uint8:
+            return x.float()
+        x = x.float().mul_(1 / 255)
+        return x.sub_(x.mean(dim=(1, 2, 3), keepdim=True))
 
     def count_outputs(self, convs: nn.Module) -> int:
         with torch.no_grad():

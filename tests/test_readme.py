@@ -1,0 +1,65 @@
+"""Every command in the README is run, with fewer steps and in a folder of its own."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYTHON = ".venv/bin/python"
+
+
+def commands():
+    blocks = re.findall(r"```shell\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = "".join(blocks).splitlines()
+    return [line.partition("#")[0].strip() for line in lines]
+
+
+def run(command, **options):
+    return subprocess.run(
+        command, cwd=ROOT, timeout=110, capture_output=True, text=True, check=False, **options
+    )
+
+
+def test_the_readme_names_both_commands():
+    assert {"make train", "make test"} <= set(commands())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Runs are kept below the home folder: give them another."""
+    return {**os.environ, "HOME": str(tmp_path_factory.mktemp("home"))}
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith(PYTHON)])
+def test_a_python_command_works(line, home):
+    """In the order of the README: what is tested was trained before."""
+    command = [sys.executable, *shlex.split(line)[1:]]
+    trains = "torchbeast.monobeast" in line and "--mode" not in line and "--help" not in line
+    if "--mode test" in line and "--xpid" not in line:
+        first = [sys.executable, "-m", "torchbeast.monobeast", "--env", "Catch"]
+        assert run([*first, "--total_steps", "1000"], env=home).returncode == 0
+    result = run(command + ["--total_steps", "1000"] * trains, env=home)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(
+    Path(sys.prefix) != ROOT / ".venv", reason="make would set up another environment than this one"
+)
+def test_make_train_takes_arguments(home):
+    (line,) = [line for line in commands() if line.startswith("make train ARGS")]
+    line = line.replace("200000", "1000")
+    result = run(shlex.split(line), env=home)
+    assert result.returncode == 0, result.stderr
+    assert "Training on CartPole-v1" in result.stdout
+    assert (Path(home["HOME"]) / "logs/torchbeast/latest/model.tar").exists()
+
+
+def test_make_test_runs_pytest():
+    result = run(["make", "-n", "test"])
+    assert result.returncode == 0
+    assert "-m pytest" in result.stdout
