@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 ARGS   ?=
-TRAIN  := torchbeast.monobeast --env PongNoFrameskip-v4
+TRAIN  := torchbeast.monobeast
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test lint format bench clean

@@ -97,12 +97,14 @@ def measure_training(flags: monobeast.Flags, seconds: float) -> float:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torchbeast.monobeast", "--env", flags.env),
-                *("--savedir", folder, "--xpid", "run", "--log_interval_s", "1"),
+                *("--savedir", folder, "--xpid", "run", "--log_interval_s", "1", "--disable_cuda"),
             ]
         )
-        time.sleep(WARM_UP_S + seconds)
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        try:
+            time.sleep(WARM_UP_S + seconds)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
         with (Path(folder) / "run" / "logs.csv").open(newline="") as file:
             rows = [(float(row["_time"]), int(row["step"])) for row in csv.DictReader(file)]
     rows = [row for row in rows[:-1] if row[0] > rows[-1][0] - seconds]

@@ -221,8 +221,8 @@ def test_the_rendered_game_is_preprocessed_like_the_fast_one():
 @pytest.mark.parametrize("name", ["PongNoFrameskip-v4", "ALE/Breakout-v5", "CartPole-v1", "Mock"])
 def test_names_lead_to_environments(name):
     envs = make_envs(EnvOptions(name), num_envs=2)
-    row = envs.step(np.zeros(2, np.int64)) if envs.reset() else None
-    assert row["reward"].shape == (2,)
+    envs.reset()
+    assert envs.step(np.zeros(2, np.int64))["reward"].shape == (2,)
     envs.close()
 
 
@@ -247,6 +247,24 @@ def test_a_factory_of_ones_own_is_found(monkeypatch, tmp_path):
 def test_a_wrong_name_gets_did_you_mean(wrong, right):
     with pytest.raises(UsageError, match=f"did you mean.*{right}"):
         make_envs(EnvOptions(wrong), num_envs=1)
+
+
+def test_numbers_as_observations_become_vectors():
+    row = make_envs(EnvOptions("FrozenLake-v1"), num_envs=3, seed=0).reset()
+    assert row["frame"].shape == (3, 16)
+    assert row["frame"].sum(axis=1).tolist() == [1, 1, 1]
+    assert (row["frame"][:, 0] == 1).all()
+
+
+def test_sticky_actions_change_the_game():
+    def frames(sticky):
+        options = EnvOptions("PongNoFrameskip-v4", noop_max=0, sticky_actions=sticky)
+        envs = make_envs(options, num_envs=1, seed=5)
+        envs.reset()
+        return np.stack([envs.step(np.array([2 + i % 2]))["frame"] for i in range(60)])
+
+    assert np.array_equal(frames(0.0), frames(None))  # a -v4 id has none
+    assert not np.array_equal(frames(0.0), frames(0.5))
 
 
 def test_continuous_actions_get_one_sentence():

@@ -29,6 +29,17 @@ def test_every_flag_of_torchbeasts_monobeast_is_taken():
     assert flags.reward_clipping == "none"
 
 
+def test_the_command_of_torchbeasts_readme_is_taken():
+    line = """
+        --env PongNoFrameskip-v4 --num_actors 45 --total_steps 30000000 --learning_rate 0.0004
+        --epsilon 0.01 --entropy_cost 0.01 --batch_size 4 --unroll_length 80 --num_buffers 60
+        --num_threads 4 --xpid example
+    """
+    flags = parse(*line.split())
+    assert flags.num_actors == 45
+    assert flags.num_slots >= 60
+
+
 def test_other_spellings_mean_the_same():
     assert parse("--env", "Catch", "--num_threads", "3").num_learner_threads == 3
     assert parse("--env=Catch", "--num-actors=5").num_actors == 5
@@ -52,7 +63,10 @@ def test_the_papers_settings_are_one_flag_away():
         ("--env Katch", "did you mean Catch?"),
         ("--env Catch --batch_size 0", "batch_size must be more than 0, got 0"),
         ("--env Catch --discounting 1.5", "discounting must be from 0 to 1, got 1.5"),
-        ("--env Catch --num_buffers 3", "raise --num_buffers or leave it out"),
+        (
+            "--env Catch --num_actors 8 --num_buffers 4",
+            "num_buffers must exceed num_actors, got 4 <= 8",
+        ),
         ("--env Catch --model big", "--model must be auto, shallow, deep, mlp or"),
         ("--env Catch --xpid a/b", "leave out slashes"),
     ],

@@ -12,7 +12,14 @@ from torchbeast.core.learner import Learner, compute_loss, finished_episodes
 from torchbeast.models import make_model
 
 T, B, A = 6, 3, 4
-FLAGS = TrainingFlags(env="Catch", total_steps=10_000, unroll_length=T, batch_size=B)
+FLAGS = TrainingFlags(
+    env="Catch",
+    total_steps=10_000,
+    unroll_length=T,
+    batch_size=B,
+    entropy_cost=0.01,
+    vtrace_lambda=1.0,
+)
 
 
 def random_batch(seed=0):
@@ -178,3 +185,18 @@ def test_the_fraction_of_clipped_weights_is_counted():
     batch["policy_logits"][1:].scatter_(-1, batch["action"][1:].unsqueeze(-1), 9.0)  # was certain
     _, metrics = compute_loss(learner.model, batch, (), FLAGS)
     assert metrics["clipped_rho_fraction"].item() == pytest.approx(1 / T)
+
+
+def test_flags_given_at_a_resume_hold():
+    learner = make_learner()
+    learner.step(random_batch(), ())
+    changed = dataclasses.replace(
+        FLAGS, learning_rate=0.5, alpha=0.7, epsilon=0.2, momentum=0.9, total_steps=2 * T * B
+    )
+    resumed = make_learner(changed)
+    resumed.load_state_dict(learner.state_dict())
+    (group,) = resumed.optimizer.param_groups
+    assert group["lr"] == pytest.approx(0.25)  # half of the new total is done
+    assert (group["alpha"], group["eps"], group["momentum"]) == (0.7, 0.2, 0.9)
+    resumed.step(random_batch(1), ())
+    assert resumed.optimizer.param_groups[0]["lr"] == 0.0

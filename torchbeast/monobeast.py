@@ -36,13 +36,15 @@ from torchbeast.core.file_writer import FileWriter, new_xpid
 from torchbeast.core.flags import TrainingFlags, num_cores, run_command_line
 from torchbeast.core.learner import Batch, Learner
 from torchbeast.core.memory import keep_freed_memory
+from torchbeast.core.processes import ParentGone, ParentPipe, describe_death, set_up_child
+from torchbeast.core.seeding import SEED_LIMIT, seed_everything
 from torchbeast.core.signals import StopRequest
 from torchbeast.core.tree import map_tree
 from torchbeast.core.weights import SharedWeights
-from torchbeast.envs import Row, make_envs
+from torchbeast.envs import Environments, Row, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, make_model
-from torchbeast.report import Reporter
+from torchbeast.report import Reporter, log_to_terminal
 
 Filled = tuple[int, int]  # a slot with a whole rollout in it, and the version that acted
 
@@ -64,7 +66,7 @@ class Flags(TrainingFlags):
     envs_per_actor: int = 8
     """E: environments an actor steps with one forward pass."""
     num_buffers: int | None = None
-    """Rollouts that fit the shared memory; None: enough to keep everybody busy."""
+    """Rollouts that fit the shared memory, if that is more than are needed anyway."""
     num_learner_threads: Annotated[int, tyro.conf.arg(aliases=["--num-threads"])] = 2
     """Threads that prepare batches and learn in turn."""
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
@@ -74,9 +76,9 @@ class Flags(TrainingFlags):
 
     @property
     def num_slots(self) -> int:
-        """Rollouts that fit the shared memory."""
+        """Rollouts that fit the shared memory: never too few to keep everybody busy."""
         wanted = ROLLOUTS_AHEAD * self.num_actors * self.envs_per_actor + self.batch_size
-        return self.num_buffers or wanted
+        return max(wanted, self.num_buffers or 0)
 
     @property
     def learner_device(self) -> torch.device:
@@ -85,14 +87,12 @@ class Flags(TrainingFlags):
 
     def validate(self) -> None:
         super().validate()
-        for name in ("num_actors", "envs_per_actor", "num_learner_threads", "actor_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
-        enough = self.batch_size + self.num_actors * self.envs_per_actor
-        if self.num_slots < enough:
+        names = ("num_actors", "envs_per_actor", "num_learner_threads", "actor_timeout_s")
+        self.require_positive(*names)
+        if self.num_buffers is not None and self.num_buffers <= self.num_actors:
             raise UsageError(
-                "num_buffers must be at least batch_size + num_actors * envs_per_actor, got "
-                f"{self.num_slots} < {enough}; raise --num_buffers or leave it out."
+                f"num_buffers must exceed num_actors, got {self.num_buffers} <= {self.num_actors}; "
+                "raise --num_buffers or leave it out."
             )
 
 
@@ -156,27 +156,32 @@ class Shared(NamedTuple):
 # --------------------------------------------------------------------------------------------- act
 
 
-def act(actor_id: int, seed: int, flags: Flags, shared: Shared, pipe: Connection) -> None:
-    """An actor's whole life: set up, then fill rollouts until the main process goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def act(actor_id: int, seed: int, flags: Flags, shared: Shared, connection: Connection) -> None:
+    """An actor's whole life: set up, then fill rollouts until the main process says or dies."""
+    set_up_child()
+    seed_everything(seed)
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    pipe = ParentPipe(connection)
     try:
-        torch.set_num_threads(1)
-        torch.manual_seed(seed)
-        keep_freed_memory()
-        fill_rollouts(actor_id, seed, flags, shared, pipe)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the main process is gone
+        envs = make_envs(flags.env_options, flags.envs_per_actor, seed)
+        try:
+            fill_rollouts(actor_id, flags, envs, shared, pipe)
+        finally:
+            envs.close()
+    except ParentGone:
+        pass
     except Exception:
         pipe.send(traceback.format_exc())
         sys.exit(1)
 
 
 @torch.inference_mode()
-def fill_rollouts(actor_id: int, seed: int, flags: Flags, shared: Shared, pipe: Connection) -> None:
+def fill_rollouts(
+    actor_id: int, flags: Flags, envs: Environments, shared: Shared, pipe: ParentPipe
+) -> None:
     """For each list of slots that comes over the pipe, fill them with a rollout and say so."""
     rollouts = shared.rollouts
-    envs = make_envs(flags.env_options, flags.envs_per_actor, seed)
     row = envs.reset()
     model = build_model(flags, row, envs.num_actions)
     state = initial_state(model, flags.envs_per_actor)
@@ -242,7 +247,7 @@ class Actors:
             try:
                 message = actor.pipe.recv()
             except (EOFError, OSError):
-                self._mend(actor, describe_death(actor.process))
+                self._mend(actor, describe_death(actor.process, JOIN_S))
                 continue
             if isinstance(message, str):
                 self._mend(actor, f"raised an exception:\n{message}")
@@ -282,8 +287,7 @@ class Actors:
         actor.process = self._context.Process(
             target=act,
             name=f"actor-{actor.id}",
-            args=(actor.id, seed, self._flags, self._shared, theirs),
-            daemon=True,
+            args=(actor.id, seed % SEED_LIMIT, self._flags, self._shared, theirs),
         )
         actor.process.start()
         theirs.close()  # from now on, the actor's death closes the pipe
@@ -318,10 +322,9 @@ class Actors:
 
     def _end(self, actor: Actor) -> None:
         """Make sure that the process is gone, then take its slots back."""
-        if actor.process.is_alive():
-            actor.process.kill()
+        actor.process.kill()
         actor.process.join(JOIN_S)
-        actor.process.close()
+        assert not actor.process.is_alive(), f"actor {actor.id} survived SIGKILL"
         with self._lock:
             actor.pipe.close()
             actor.process = actor.pipe = None
@@ -340,14 +343,6 @@ class Actors:
                 actor.num_moves, actor.idle_s = num_moves, 0.0
             elif actor.idle_s > self._flags.actor_timeout_s:
                 self._mend(actor, f"took no step for {actor.idle_s:.0f} s")
-
-
-def describe_death(process: Any) -> str:
-    process.join(JOIN_S)
-    code = process.exitcode
-    if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
 
 
 # ------------------------------------------------------------------------------------------- learn
@@ -387,7 +382,7 @@ class LearnerThreads:
         for _ in self._threads:
             self._batches.put(None)
         for thread in self._threads:
-            thread.join(JOIN_S)
+            thread.join()  # for one update at the most; the last checkpoint must hold it whole
         if self._error is not None:
             raise self._error
 
@@ -402,8 +397,6 @@ class LearnerThreads:
 
     def _learn(self, filled: list[Filled]) -> None:
         batch, state = self._shared.rollouts.collect(filled, self._learner.device)
-        if self._learner.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # the copies must have left the slots
         self._actors.release(filled)
         with self.lock:
             if self.finished.is_set():
@@ -421,14 +414,18 @@ def train(flags: Flags) -> int:
     """Train until `total_steps`, or until told to stop. Returns the exit code."""
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
-    torch.manual_seed(flags.seed)
-    envs = make_envs(flags.env_options, num_envs=1)
+    seed_everything(flags.seed)
+    envs = make_envs(flags.env_options, num_envs=1, seed=flags.seed)
     row, num_actions = envs.reset(), envs.num_actions
     envs.close()
     learner = Learner(build_model(flags, row, num_actions), flags, flags.learner_device)
     path = flags.rundir / checkpoint.FILE_NAME
     resumed = not flags.disable_checkpoint and checkpoint.resume(path, learner)
+    if learner.stats.step >= flags.total_steps:
+        print(f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps.")
+        return 0
     writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
+    writer.drop_rows_after(learner.stats.step)
     what = f"Resuming at step {learner.stats.step:,} of" if resumed else "Training on"
     print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
 
@@ -491,7 +488,7 @@ def test(flags: Flags) -> int:
 
 
 def main(flags: Flags) -> int:
-    logging.basicConfig(format="[%(levelname)s %(asctime)s] %(message)s", level=logging.INFO)
+    log_to_terminal()
     return train(flags) if flags.mode == "train" else test(flags)
 
 

@@ -45,6 +45,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def resume(path: Path, learner: Learner) -> bool:
     """Go on from the checkpoint at `path` if there is one."""
+    for unfinished in path.parent.glob(f"{path.name}.*.tmp"):  # of a run that was killed
+        unfinished.unlink(missing_ok=True)
     if not path.exists():
         return False
     contents = load(path)

@@ -28,6 +28,7 @@ def evaluate(flags: TrainingFlags) -> list[float]:
     options = dataclasses.replace(
         flags, **{name: trained[name] for name in TRAINED_WITH}
     ).env_options
+    print(f"Playing {flags.env} with {flags.rundir / checkpoint.FILE_NAME}")
     render = flags.mode == "test_render"
     envs = make_envs(options, num_envs=1, seed=flags.seed, render=render)
     video = Video(flags.rundir / "test.mp4", envs) if render else None
@@ -35,7 +36,13 @@ def evaluate(flags: TrainingFlags) -> list[float]:
         row = envs.reset()
         frame_shape = map_tree(lambda array: tuple(array.shape[1:]), row["frame"])
         model = make_model(trained["model"], frame_shape, envs.num_actions, trained["use_lstm"])
-        model.load_state_dict(contents["model_state_dict"])
+        try:
+            model.load_state_dict(contents["model_state_dict"])
+        except RuntimeError as error:
+            raise UsageError(
+                f"The agent in {flags.rundir} was trained on {trained['env']} and does not fit "
+                f"{flags.env}; leave out --env to play what it was trained on."
+            ) from error
         model.eval()
         returns = _play(model, envs, row, flags.num_episodes, video)
     finally:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ class FileWriter:
         if verbose:
             logger.info("LOG | %s", row)
 
+    def drop_rows_after(self, step: int) -> None:
+        """Take back what an earlier run logged beyond the checkpoint that this one goes on from."""
+        self._rewrite(lambda row: not row.get("step") or int(row["step"]) <= step)
+
     def close(self, successful: bool = True) -> None:
         """Close the files and note the end in meta.json; more than once does no harm."""
         if self._closed:
@@ -96,11 +101,18 @@ class FileWriter:
     def _add_fields(self, names: list[str]) -> None:
         """Write the log anew with more columns, so that it stays one table."""
         self._fields = [*self._fields, *names]
-        if not self._file.closed:
-            self._file.close()
+        self._rewrite(lambda row: True)
+        with self.paths["fields"].open("a", newline="") as file:
+            csv.writer(file).writerow(self._fields)
+
+    def _rewrite(self, keep: Callable[[dict[str, str]], bool]) -> None:
+        """Replace the log by one with the present columns and the rows to keep."""
+        if not self._fields:
+            return
+        self._file.close()
         path = self.paths["logs"]
         with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+            rows = [row for row in csv.DictReader(file) if keep(row)]
         beside = path.with_suffix(".tmp")
         with beside.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._fields, restval="", extrasaction="ignore")
@@ -108,8 +120,6 @@ class FileWriter:
             writer.writerows(rows)
         beside.replace(path)
         self._file = path.open("a", newline="")
-        with self.paths["fields"].open("a", newline="") as file:
-            csv.writer(file).writerow(self._fields)
 
     def _write_metadata(self) -> None:
         beside = self.paths["meta"].with_suffix(".tmp")
@@ -150,4 +160,4 @@ def _git_commit() -> str | None:
 
 
 def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

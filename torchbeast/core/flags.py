@@ -126,9 +126,10 @@ class TrainingFlags:
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
+        self.require_positive(*_POSITIVE)
+        for name in ("seed", "noop_max", "entropy_cost", "baseline_cost"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative, got {getattr(self, name)}.")
         for name in _FRACTIONS:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
@@ -139,6 +140,11 @@ class TrainingFlags:
             )
         check_model(self.model)
         check_env(self.env)
+
+    def require_positive(self, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
 
 
 _POSITIVE = (

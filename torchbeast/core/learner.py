@@ -36,7 +36,7 @@ class Learner:
         start_gently(self.optimizer)
         # By steps taken, not by updates: exact whatever the batches held, also after a resume.
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda _: max(0.0, 1.0 - self.stats.step / flags.total_steps)
+            self.optimizer, lambda _: self._remaining()
         )
 
     @property
@@ -78,9 +78,28 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model_state_dict"])
+        self.stats.load_state_dict(state["stats"])
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         self.scheduler.load_state_dict(state["scheduler_state_dict"])
-        self.stats.load_state_dict(state["stats"])
+        # What the flags say now holds, not what they said when the checkpoint was written.
+        flags = self.flags
+        self.scheduler.base_lrs = [flags.learning_rate]
+        for group in self.optimizer.param_groups:
+            group.update(
+                alpha=flags.alpha,
+                momentum=flags.momentum,
+                eps=flags.epsilon,
+                lr=flags.learning_rate * self._remaining(),
+                initial_lr=flags.learning_rate,
+            )
+            for parameter in group["params"]:
+                if flags.momentum > 0:
+                    buffer = torch.zeros_like(parameter)
+                    self.optimizer.state[parameter].setdefault("momentum_buffer", buffer)
+
+    def _remaining(self) -> float:
+        """The part of the training that is still to come."""
+        return max(0.0, 1.0 - self.stats.step / self.flags.total_steps)
 
 
 def start_gently(optimizer: torch.optim.RMSprop) -> None:

@@ -26,7 +26,7 @@ PAPER = {
     "unroll_length": 20,
     "learning_rate": 0.0006,
     "entropy_cost": 0.01,
-    "epsilon": 0.01,
+    "epsilon": 0.1,  # the paper's 0.01 stands under the root with the mean of squares
     "vtrace_lambda": 1.0,
     "episodic_life": True,
     "model": "deep",

@@ -1,15 +1,20 @@
 """Ctrl-C and SIGTERM as a wish to stop, which the main loop grants at its next turn."""
 
-import os
 import signal
+import time
 from types import FrameType, TracebackType
+
+# One wish may come as several signals: a terminal or `timeout` signals the whole group, and `make`
+# passes its own on.
+SAME_WISH_S = 1.0
 
 
 class StopRequest:
-    """While entered, a first signal is only noted; a second one has its usual effect at once."""
+    """While entered, signals are only noted; a second Ctrl-C, later, interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._first_at = 0.0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -32,7 +37,8 @@ class StopRequest:
         return 130 if self.signal == signal.SIGINT else 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self.signal = number
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._first_at = number, now
+        elif number == signal.SIGINT and now - self._first_at > SAME_WISH_S:
+            raise KeyboardInterrupt

@@ -3,7 +3,7 @@
 A tree is a dict, a tuple or a list of trees; anything else is a leaf.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,15 +15,3 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
         mapped = [map_tree(function, *parts) for parts in zip(tree, *others, strict=True)]
         return tree._make(mapped) if hasattr(tree, "_make") else type(tree)(mapped)
     return function(tree, *others)
-
-
-def leaves(tree: Any) -> Iterator[Any]:
-    """The leaves of `tree`, in order."""
-    if isinstance(tree, dict):
-        for branch in tree.values():
-            yield from leaves(branch)
-    elif isinstance(tree, (tuple, list)):
-        for branch in tree:
-            yield from leaves(branch)
-    else:
-        yield tree

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from torchbeast.envs.row import EpisodeCounter, Row
@@ -14,7 +15,7 @@ class SyncEnvs:
 
     def __init__(self, make_env: Callable[[], Any], num_envs: int, seed: int | None = None) -> None:
         self.num_envs = num_envs
-        self.envs = [as_gymnasium(make_env()) for _ in range(num_envs)]
+        self.envs = [as_vectors(as_gymnasium(make_env())) for _ in range(num_envs)]
         self.num_actions = _num_actions(self.envs[0])
         self._seed = seed
         self._counter = EpisodeCounter(num_envs)
@@ -80,14 +81,25 @@ class _OldGym:
 
 def as_gymnasium(env: Any) -> Any:
     """`env` if it is a Gymnasium environment, else a thin adapter around it."""
-    import gymnasium
-
     return env if isinstance(env, gymnasium.Env) else _OldGym(env)
+
+
+def as_vectors(env: Any) -> Any:
+    """Observations that are one of n numbers become vectors with a 1 at that number."""
+    space = getattr(env, "observation_space", None)
+    if not isinstance(space, gymnasium.spaces.Discrete):
+        return env
+    one_hot = np.eye(int(space.n), dtype=np.float32)
+    box = gymnasium.spaces.Box(0.0, 1.0, (int(space.n),), np.float32)
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda number: one_hot[int(number - space.start)], box
+    )
 
 
 def _num_actions(env: Any) -> int:
     space: Any = getattr(env, "action_space", None)
-    if not hasattr(space, "n"):
+    # By name, so that the old Gym's spaces fit, too.
+    if type(space).__name__ != "Discrete" or getattr(space, "start", 0) != 0:
         raise UsageError(
             f"The environment's action_space must be Discrete, got {space}; "
             "wrap the environment so that its actions are numbers from 0 to n - 1."

@@ -87,7 +87,8 @@ class MLP(nn.Module):
         self.apply(keep_scale)
 
     def forward(self, frame: Tensor) -> Tensor:
-        return self.layers(frame.flatten(1).float())
+        x = frame.flatten(1)
+        return self.layers(x.float().mul_(1 / 255) if x.dtype == torch.uint8 else x.float())
 
 
 def keep_scale(module: nn.Module, gain: float = math.sqrt(2)) -> None:

@@ -9,7 +9,7 @@ from torchbeast.errors import UsageError
 from torchbeast.models.agent import Agent
 from torchbeast.models.encoders import ENCODERS
 
-MIN_IMAGE_SIDE = 36  # what the shallow net's two strides need
+MIN_IMAGE_SIDE = 36  # smaller boards are left to the MLP
 
 
 def make_model(name: str, frame_shape: Any, num_actions: int, use_lstm: bool) -> nn.Module:

@@ -1,8 +1,9 @@
 """Progress on the terminal: a live bar for people, plain lines for files and pipes."""
 
+import logging
 import sys
 import time
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -32,6 +33,24 @@ class View(Protocol):
 
 def make_view(total_steps: int) -> View:
     return LiveView(total_steps) if sys.stdout.isatty() else PlainView(total_steps)
+
+
+def log_to_terminal() -> None:
+    """Show log messages, above the live bar if there is one."""
+    handler = _CurrentStderr()
+    handler.setFormatter(logging.Formatter("[%(levelname)s %(asctime)s] %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _CurrentStderr(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at the time: a live view puts its own there while it runs."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
 
 
 class PlainView:

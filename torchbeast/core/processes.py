@@ -1,0 +1,56 @@
+"""The life and death of helper processes: tidy ends, orphans, and what a death is called."""
+
+import ctypes
+import signal
+import sys
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ParentGone(Exception):
+    """The process at the other end of the pipe has ended."""
+
+
+class ParentPipe:
+    """A child's end of the pipe to its parent. The parent's death has an exception of its own,
+    so that a broken pipe inside an environment is not taken for it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def recv(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise ParentGone from error
+
+    def send(self, message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise ParentGone from error
+
+
+def set_up_child() -> None:
+    """Leave Ctrl-C to the parent, end tidily when it asks, and do not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit)
+    if sys.platform.startswith("linux"):
+        # Also where the other end of the pipe was inherited by a sibling, and so stays open.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def describe_death(process: Any, timeout_s: float) -> str:
+    """How a process ended, for people."""
+    process.join(timeout_s)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(0)
