@@ -1,5 +1,6 @@
 #include "dynamic_batcher.h"
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,8 +11,12 @@
 namespace torchbeast {
 namespace {
 
-const char* const kDropped =
-    "The associated promise has been destructed prior to the associated state becoming ready.";
+void throw_dropped() {
+  throw AsyncError(
+      "The associated promise has been destructed prior to the associated state becoming ready.");
+}
+
+void throw_closed() { throw ClosedBatchingQueue("Batching queue closed during compute"); }
 
 }  // namespace
 
@@ -22,9 +27,7 @@ Batch::Batch(std::vector<Piece> pieces, ArrayNest inputs, std::int64_t batch_dim
       num_rows_(count_rows(inputs_, batch_dim)) {}
 
 Batch::~Batch() {
-  if (pieces_.empty()) return;
-  const auto error = std::make_exception_ptr(AsyncError(kDropped));
-  for (const Piece& piece : pieces_) piece.item->set_exception(error);
+  for (const Piece& piece : pieces_) piece.item->set_exception(throw_dropped);
 }
 
 void Batch::check(const Array& output) const {
@@ -59,7 +62,7 @@ void Batch::set_outputs(ArrayNest outputs) {
   }
 }
 
-void Batch::set_exception(const std::exception_ptr& error) {
+void Batch::set_exception(const Throw& error) {
   for (const Piece& piece : claim()) piece.item->set_exception(error);
 }
 
@@ -99,17 +102,16 @@ std::unique_ptr<Batch> DynamicBatcher::get_batch(const Poll& poll) {
     ArrayNest inputs = concatenate(queue_.rows_of(pieces), batch_dim, pool_);
     return std::make_unique<Batch>(std::move(pieces), std::move(inputs), batch_dim);
   } catch (...) {  // Out of memory, most likely: those who wait for these rows must know, too.
-    for (const Batch::Piece& piece : pieces) piece.item->set_exception(std::current_exception());
+    const Throw error = [e = std::current_exception()] { std::rethrow_exception(e); };
+    for (const Batch::Piece& piece : pieces) piece.item->set_exception(error);
     throw;
   }
 }
 
 void DynamicBatcher::close() {
   queue_.close();
-  const auto error =
-      std::make_exception_ptr(ClosedBatchingQueue("Batching queue closed during compute"));
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (Request* request : computing_) request->set_exception(error);
+  for (Request* request : computing_) request->set_exception(throw_closed);
 }
 
 }  // namespace torchbeast

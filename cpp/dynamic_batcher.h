@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
@@ -36,7 +35,7 @@ class Batch {
   void set_outputs(ArrayNest outputs);
 
   // The callers throw this instead.
-  void set_exception(const std::exception_ptr& error);
+  void set_exception(const Throw& error);
 
  private:
   std::vector<Piece> claim();  // The requests to answer; only one caller ever gets them.

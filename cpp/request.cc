@@ -18,7 +18,7 @@ void Request::set_outputs(std::shared_ptr<const ArrayNest> outputs, std::int64_t
   answered_.notify_one();
 }
 
-void Request::set_exception(std::exception_ptr error) {
+void Request::set_exception(Throw error) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (error_ || num_rows_answered_ == num_rows) return;
@@ -29,12 +29,14 @@ void Request::set_exception(std::exception_ptr error) {
 
 ArrayNest Request::get(std::int64_t batch_dim, BufferPool& pool, const Poll& poll) {
   std::vector<Part> parts;
+  Throw error;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     wait(answered_, lock, {}, poll, [this] { return error_ || num_rows_answered_ == num_rows; });
-    if (error_) std::rethrow_exception(error_);
     parts.swap(parts_);
+    error = error_;
   }
+  if (error) error();
   if (parts.size() == 1) {
     const Part& part = parts.front();
     return part.outputs->slice(batch_dim, part.batch_row, part.batch_row + part.num_rows);

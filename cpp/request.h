@@ -4,7 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -14,6 +14,10 @@
 #include "waiting.h"
 
 namespace torchbeast {
+
+// Throws the exception that it stands for. Each caller gets one of its own: an object shared
+// between threads would have to be guarded against those who change it while they handle it.
+using Throw = std::function<void()>;
 
 class Request {
  public:
@@ -28,7 +32,7 @@ class Request {
                    std::int64_t first_row, std::int64_t num_rows);
 
   // The first answer counts: later ones change nothing.
-  void set_exception(std::exception_ptr error);
+  void set_exception(Throw error);
 
   // Waits for the answer. The outputs are a slice of the batch's, copied only if there are several.
   ArrayNest get(std::int64_t batch_dim, BufferPool& pool, const Poll& poll);
@@ -45,7 +49,7 @@ class Request {
   std::condition_variable answered_;
   std::vector<Part> parts_;
   std::int64_t num_rows_answered_ = 0;
-  std::exception_ptr error_;
+  Throw error_;
 };
 
 }  // namespace torchbeast

@@ -1,6 +1,7 @@
 from typing import Any
 
 import torch
+
 from nest import NestError as NestError
 
 class ClosedBatchingQueue(RuntimeError): ...

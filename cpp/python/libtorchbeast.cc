@@ -80,7 +80,7 @@ void bind_array(nb::module_& m) {
       .def(
           "__init__",
           [](Array* self, nb::handle object) { new (self) Array(array_from_python(object)); },
-          "object"_a, "View a torch tensor or a NumPy array, without a copy.")
+          "object"_a.none(), "View a torch tensor or a NumPy array, without a copy.")
       .def_prop_ro("dtype", [](const Array& self) { return self.dtype.name(); })
       .def_ro("shape", &Array::shape)
       .def_ro("strides", &Array::strides, "In elements.")
@@ -149,8 +149,8 @@ void bind_dynamic_batcher(nb::module_& m) {
             if (!PyExceptionInstance_Check(exception.ptr())) {
               throw nb::type_error("set_exception needs an exception, such as RuntimeError('...')");
             }
-            const auto error = std::make_exception_ptr(ForwardedException(exception));
-            without_gil([&] { self.set_exception(error); });
+            const ForwardedException error(exception);
+            without_gil([&] { self.set_exception([error] { throw error; }); });
           },
           "exception"_a, "Let all calls raise this instead.");
 
