@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <utility>
+
+#include "stream_copy.h"
 
 namespace torchbeast {
 namespace {
@@ -39,36 +42,58 @@ void copy_elements(const char* source, char* target, const Loop& loop) {
   }
 }
 
-void copy_innermost(const char* source, char* target, const Loop& loop, std::size_t itemsize) {
-  const auto step = static_cast<std::int64_t>(itemsize);
-  if (loop.source_stride == step && loop.target_stride == step) {
-    std::memcpy(target, source, static_cast<std::size_t>(loop.count) * itemsize);
-    return;
-  }
-  struct Pair {
-    std::uint64_t low, high;
-  };
-  switch (itemsize) {
-    case 1: return copy_elements<std::uint8_t>(source, target, loop);
-    case 2: return copy_elements<std::uint16_t>(source, target, loop);
-    case 4: return copy_elements<std::uint32_t>(source, target, loop);
-    case 8: return copy_elements<std::uint64_t>(source, target, loop);
-    case 16: return copy_elements<Pair>(source, target, loop);
-    default:
-      for (std::int64_t i = 0; i < loop.count; ++i) {
-        std::memcpy(target + i * loop.target_stride, source + i * loop.source_stride, itemsize);
-      }
-  }
-}
+// Runs the loops of one copy.
+class Copier {
+ public:
+  Copier(std::vector<Loop> loops, std::size_t itemsize, bool past_caches)
+      : loops_(std::move(loops)), itemsize_(itemsize), past_caches_(past_caches) {}
 
-void copy_loops(const char* source, char* target, const Loop* loop, const Loop* last,
-                std::size_t itemsize) {
-  if (loop == last) return copy_innermost(source, target, *loop, itemsize);
-  for (std::int64_t i = 0; i < loop->count; ++i) {
-    copy_loops(source + i * loop->source_stride, target + i * loop->target_stride, loop + 1, last,
-               itemsize);
+  void run(const char* source, char* target) const {
+    if (loops_.empty()) {
+      std::memcpy(target, source, itemsize_);
+    } else {
+      run_from(0, source, target);
+    }
+    if (past_caches_) stream_fence();
   }
-}
+
+ private:
+  void run_from(std::size_t index, const char* source, char* target) const {
+    const Loop& loop = loops_[index];
+    if (index + 1 == loops_.size()) return run_innermost(loop, source, target);
+    for (std::int64_t i = 0; i < loop.count; ++i) {
+      run_from(index + 1, source + i * loop.source_stride, target + i * loop.target_stride);
+    }
+  }
+
+  void run_innermost(const Loop& loop, const char* source, char* target) const {
+    const auto step = static_cast<std::int64_t>(itemsize_);
+    if (loop.source_stride == step && loop.target_stride == step) {
+      const std::size_t num_bytes = static_cast<std::size_t>(loop.count) * itemsize_;
+      if (past_caches_) return stream_copy(target, source, num_bytes);
+      std::memcpy(target, source, num_bytes);
+      return;
+    }
+    struct Pair {
+      std::uint64_t low, high;
+    };
+    switch (itemsize_) {
+      case 1: return copy_elements<std::uint8_t>(source, target, loop);
+      case 2: return copy_elements<std::uint16_t>(source, target, loop);
+      case 4: return copy_elements<std::uint32_t>(source, target, loop);
+      case 8: return copy_elements<std::uint64_t>(source, target, loop);
+      case 16: return copy_elements<Pair>(source, target, loop);
+      default:
+        for (std::int64_t i = 0; i < loop.count; ++i) {
+          std::memcpy(target + i * loop.target_stride, source + i * loop.source_stride, itemsize_);
+        }
+    }
+  }
+
+  const std::vector<Loop> loops_;
+  const std::size_t itemsize_;
+  const bool past_caches_;
+};
 
 }  // namespace
 
@@ -136,16 +161,10 @@ Shape contiguous_strides(const Shape& shape) {
   return strides;
 }
 
-void copy(const Array& source, const Array& target) {
+void copy(const Array& source, const Array& target, bool past_caches) {
   assert(source.dtype == target.dtype && source.shape == target.shape);
   if (source.num_elements() == 0) return;
-  const std::vector<Loop> loops = plan(source, target);
-  const std::size_t itemsize = source.dtype.itemsize();
-  if (loops.empty()) {
-    std::memcpy(target.data, source.data, itemsize);
-  } else {
-    copy_loops(source.data, target.data, loops.data(), &loops.back(), itemsize);
-  }
+  Copier(plan(source, target), source.dtype.itemsize(), past_caches).run(source.data, target.data);
 }
 
 }  // namespace torchbeast

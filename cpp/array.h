@@ -53,7 +53,8 @@ struct Array {
 // Strides of an array without gaps whose last dimension moves fastest.
 Shape contiguous_strides(const Shape& shape);
 
-// Copies all elements; both arrays must have the same dtype and shape.
-void copy(const Array& source, const Array& target);
+// Copies all elements; both arrays must have the same dtype and shape. With past_caches, long runs
+// are written straight to memory.
+void copy(const Array& source, const Array& target, bool past_caches = false);
 
 }  // namespace torchbeast

@@ -69,6 +69,22 @@ TEST_CASE("a copy moves elements of every size") {
   }
 }
 
+TEST_CASE("a copy past the caches is a copy") {
+  for (const std::int64_t size : {1, 15, 16, 17, 33, 100}) {
+    for (const std::int64_t begin : {0, 1, 7, 16}) {
+      Values numbers(256);
+      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int>(i);
+      const Array source = make_array({2, 128}, numbers);
+      const Array target = make_array({2, 128}, Values(256, -1));
+      copy(source.slice(1, 3, 3 + size), target.slice(1, begin, begin + size), true);
+      CHECK(values(target.slice(1, begin, begin + size)) == values(source.slice(1, 3, 3 + size)));
+      for (const std::int32_t value : values(target.slice(1, begin + size, 128)))
+        CHECK(value == -1);
+      for (const std::int32_t value : values(target.slice(1, 0, begin))) CHECK(value == -1);
+    }
+  }
+}
+
 TEST_CASE("elements of an odd size are copied one by one") {
   std::vector<char> source{0, 1, 2, 3, 4, 5, 6, 7, 8}, target(6);
   const DType dtype{kUInt, 8, 3};

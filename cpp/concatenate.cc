@@ -5,6 +5,9 @@
 namespace torchbeast {
 namespace {
 
+// A batch this large is out of the caches before anybody reads it.
+constexpr std::size_t kLargeBatch = std::size_t{16} << 20;
+
 Array allocate_like(const Array& array, std::int64_t dim, std::int64_t num_rows, BufferPool& pool) {
   Array result;
   result.dtype = array.dtype;
@@ -32,10 +35,12 @@ ArrayNest concatenate(const std::vector<Rows>& parts, std::int64_t dim, BufferPo
   result.leaves.reserve(first.leaves.size());
   for (std::size_t i = 0; i < first.leaves.size(); ++i) {
     Array batch = allocate_like(first.leaves[i], dim, num_rows, pool);
+    const bool past_caches = batch.num_bytes() >= kLargeBatch;
     std::int64_t row = 0;
     for (const Rows& part : parts) {
       const std::int64_t end = row + part.end - part.begin;
-      copy(part.nest->leaves[i].slice(dim, part.begin, part.end), batch.slice(dim, row, end));
+      copy(part.nest->leaves[i].slice(dim, part.begin, part.end), batch.slice(dim, row, end),
+           past_caches);
       row = end;
     }
     result.leaves.push_back(std::move(batch));
