@@ -415,20 +415,27 @@ def test_waiting_takes_no_processor_time():
     assert spent < 0.1
 
 
-def test_the_interpreter_ends_while_threads_wait_and_tensors_live():
-    program = """
-import threading, torch
+@pytest.mark.parametrize("end", ["pass", "sys.closer = Closer()"])
+def test_the_interpreter_ends_while_threads_wait_and_tensors_live(end):
+    """Even when something wakes the threads at the last moment, too late to return to Python."""
+    program = f"""
+import sys, threading, time, torch
 from libtorchbeast import BatchingQueue, DynamicBatcher
 queue, batcher = BatchingQueue(batch_dim=0), DynamicBatcher(batch_dim=0)
 queue.enqueue(torch.zeros(1, 100_000))
 batch = next(queue)
+class Closer:
+    def __del__(self, queue=queue, batcher=batcher, sleep=time.sleep):
+        queue.close()
+        batcher.close()
+        sleep(0.2)  # Gives the threads time to do harm.
+{end}
 for call in (lambda: next(queue), lambda: batcher.compute(torch.zeros(1))):
     threading.Thread(target=call, daemon=True).start()
 waiting = next(batcher)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
-    assert run.returncode == 0
-    assert run.stderr == b""
+    assert (run.returncode, run.stderr) == (0, b"")
 
 
 def test_size_is_seen_by_other_threads():

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "containers.h"
+#include "references.h"
 #include "tensor.h"
 
 namespace nb = nanobind;
@@ -118,11 +119,15 @@ class Writer {
 }  // namespace
 
 ArrayNest nest_from_python(nb::handle nest) {
+  release_dropped();
   Reader reader;
   reader.read(nest.ptr());
   return {std::move(reader.structure), std::move(reader.leaves)};
 }
 
-nb::object nest_to_python(const ArrayNest& nest) { return Writer(nest).write(); }
+nb::object nest_to_python(const ArrayNest& nest) {
+  release_dropped();
+  return Writer(nest).write();
+}
 
 }  // namespace torchbeast

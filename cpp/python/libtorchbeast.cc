@@ -17,7 +17,9 @@
 #include "../dynamic_batcher.h"
 #include "../errors.h"
 #include "convert.h"
+#include "references.h"
 #include "tensor.h"
+#include "without_gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -41,12 +43,6 @@ Poll signals() {
     nb::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   };
-}
-
-template <typename Function>
-auto without_gil(Function function) {
-  nb::gil_scoped_release release;
-  return function();
 }
 
 QueueOptions make_options(std::int64_t batch_dim, std::int64_t minimum_batch_size,
@@ -79,7 +75,10 @@ void bind_array(nb::module_& m) {
   nb::class_<Array>(m, "Array", "An array as the core holds it: a view of somebody's memory.")
       .def(
           "__init__",
-          [](Array* self, nb::handle object) { new (self) Array(array_from_python(object)); },
+          [](Array* self, nb::handle object) {
+            release_dropped();
+            new (self) Array(array_from_python(object));
+          },
           "object"_a.none(), "View a torch tensor or a NumPy array, without a copy.")
       .def_prop_ro("dtype", [](const Array& self) { return self.dtype.name(); })
       .def_ro("shape", &Array::shape)
@@ -126,8 +125,9 @@ void bind_batching_queue(nb::module_& m) {
           },
           "Wait for the next batch, a nest of tensors.")
       .def("size", &BatchingQueue::size, "Rows that wait.")
-      .def("close", &BatchingQueue::close, nb::call_guard<nb::gil_scoped_release>(),
-           "Drop what waits and end all calls that wait.")
+      .def(
+          "close", [](BatchingQueue& self) { without_gil([&] { self.close(); }); },
+          "Drop what waits and end all calls that wait.")
       .def("is_closed", &BatchingQueue::is_closed);
 }
 
@@ -191,8 +191,9 @@ void bind_dynamic_batcher(nb::module_& m) {
           },
           "Wait for the next Batch.")
       .def("size", &DynamicBatcher::size, "Rows that wait to be put into a batch.")
-      .def("close", &DynamicBatcher::close, nb::call_guard<nb::gil_scoped_release>(),
-           "End all calls that wait: compute() with ClosedBatchingQueue, iteration by stopping.")
+      .def(
+          "close", [](DynamicBatcher& self) { without_gil([&] { self.close(); }); },
+          "End all calls that wait: compute() with ClosedBatchingQueue, iteration by stopping.")
       .def("is_closed", &DynamicBatcher::is_closed);
 }
 

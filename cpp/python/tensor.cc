@@ -7,6 +7,7 @@
 
 #include "containers.h"
 #include "dlpack.h"
+#include "references.h"
 
 namespace nb = nanobind;
 
@@ -179,31 +180,22 @@ DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
 }
 
 Array from_buffer(nb::handle object) {
-  auto view = std::make_unique<Py_buffer>();
-  if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_STRIDED_RO | PyBUF_FORMAT) != 0) {
-    raise_python_error();
-  }
-  Py_buffer* buffer = view.release();
-  std::shared_ptr<const void> owner(buffer, [](Py_buffer* b) {
-    if (!nb::is_alive()) return;  // Too late to tell Python.
-    nb::gil_scoped_acquire gil;
-    PyBuffer_Release(b);
-    delete b;
-  });
+  const nb::object view = checked(PyMemoryView_FromObject(object.ptr()));
+  const Py_buffer& buffer = *PyMemoryView_GET_BUFFER(view.ptr());
   Array array;
-  array.dtype = dtype_of_format(buffer->format, buffer->itemsize);
-  array.shape.assign(buffer->shape, buffer->shape + buffer->ndim);
-  for (int i = 0; i < buffer->ndim; ++i) {
-    if (buffer->strides[i] % buffer->itemsize != 0) {
+  array.dtype = dtype_of_format(buffer.format, buffer.itemsize);
+  array.shape.assign(buffer.shape, buffer.shape + buffer.ndim);
+  for (int i = 0; i < buffer.ndim; ++i) {
+    if (buffer.strides[i] % buffer.itemsize != 0) {
       throw std::invalid_argument("Arrays must have strides of whole elements, got " +
-                                  std::to_string(buffer->strides[i]) + " bytes for elements of " +
-                                  std::to_string(buffer->itemsize) +
+                                  std::to_string(buffer.strides[i]) + " bytes for elements of " +
+                                  std::to_string(buffer.itemsize) +
                                   "; call numpy.ascontiguousarray() on it.");
     }
-    array.strides.push_back(buffer->strides[i] / buffer->itemsize);
+    array.strides.push_back(buffer.strides[i] / buffer.itemsize);
   }
-  array.data = static_cast<char*>(buffer->buf);
-  array.owner = std::move(owner);
+  array.data = static_cast<char*>(buffer.buf);
+  array.owner = hold(view);
   return array;
 }
 
@@ -278,15 +270,6 @@ nb::object array_to_torch(const Array& array) {
   }
   const dlpack::ExchangeApi* exchange = torch().exchange;
   return exchange != nullptr ? to_torch_by_exchange(array, *exchange) : to_torch_by_capsule(array);
-}
-
-std::shared_ptr<void> hold(nb::handle object) {
-  object.inc_ref();
-  return {object.ptr(), [](PyObject* reference) {
-            if (!nb::is_alive()) return;  // Too late to tell Python.
-            nb::gil_scoped_acquire gil;
-            Py_DECREF(reference);
-          }};
 }
 
 }  // namespace torchbeast

@@ -4,8 +4,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <memory>
-
 #include "../array.h"
 
 namespace torchbeast {
@@ -16,8 +14,5 @@ Array array_from_python(nanobind::handle object);
 
 // To a torch tensor. Imports torch the first time.
 nanobind::object array_to_torch(const Array& array);
-
-// A reference to a Python object that any thread may drop.
-std::shared_ptr<void> hold(nanobind::handle object);
 
 }  // namespace torchbeast
