@@ -16,7 +16,7 @@ comma  := ,
 help:
 	@echo "make train     train on Pong with a live view (ARGS=\"--env Catch\" for something else)"
 	@echo "make test      run the tests"
-	@echo "make sanitize run the C++ tests under address, undefined and thread sanitizers"
+	@echo "make sanitize  run the C++ tests under address, undefined and thread sanitizers"
 	@echo "make lint      check style and types (make format mends the style)"
 	@echo "make bench     run every benchmark"
 	@echo "make clean     remove what the verbs above made"

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -58,6 +59,22 @@ TEST_CASE("an exception from poll ends a wait and leaves the rows to others") {
   CHECK_THROWS_AS(queue.dequeue([] { throw Interrupt(); }), Interrupt);
   queue.enqueue(make_leaf({2}));
   CHECK(values(*queue.dequeue()) == Values{1, 2});
+}
+
+TEST_CASE("an item that is refused leaves its room to another") {
+  BatchingQueue queue(sizes(1, 2, 3));
+  for (int i = 0; i < 3; ++i) queue.enqueue(make_leaf({i}));
+  ArrayNest misfit = make_leaf({7});
+  misfit.leaves[0].dtype = {kFloat, 32, 1};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] { CHECK_THROWS_AS(queue.enqueue(misfit), std::invalid_argument); });
+  }
+  threads.emplace_back([&] { queue.enqueue(make_leaf({3})); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // Lets most of them wait.
+  CHECK(values(*queue.dequeue()) == Values{0, 1});
+  for (std::thread& thread : threads) thread.join();
+  CHECK(values(*queue.dequeue()) == Values{2, 3});
 }
 
 TEST_CASE("close() wakes producers and consumers") {

@@ -1,8 +1,8 @@
 // The queue under BatchingQueue and DynamicBatcher: items of any number of rows go in, batches of
 // bounded size come out, first in, first out.
 //
-//   push(item of 3 rows), push(item of 2 rows) -> pop(): [rows 0-3 of the first, 0-1 of the second]
-//                                                 pop(): [rows 1-2 of the second]   (maximum 4)
+//   push(a, 3 rows), push(b, 2 rows)  ->  pop(): all of a, row 0 of b    (with a maximum of 4)
+//                                         pop(): row 1 of b
 #pragma once
 
 #include <algorithm>
@@ -64,7 +64,12 @@ class RowQueue {
       std::unique_lock<std::mutex> lock(mutex_);
       wait(room_, lock, {}, poll, [this] { return closed_ || has_room(); });
       if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
-      check_fits_last(*item);
+      try {
+        check_fits_last(*item);
+      } catch (...) {
+        room_.notify_one();  // The room is for somebody else now.
+        throw;
+      }
       num_rows_ += item->num_rows;
       items_.push_back(std::move(item));
       if (has_room()) room_.notify_one();  // One wake-up a batch; each producer passes it on.

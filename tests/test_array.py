@@ -1,10 +1,12 @@
 """Arrays of the core: every dtype, any strides, no copies, clear refusals."""
 
+import gc
 import subprocess
 import sys
 import weakref
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -182,3 +184,26 @@ raise SystemExit(pytest.main(arguments))
         timeout=100,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_no_reference_or_memory_is_leaked():
+    tensor, array = torch.zeros(1000), np.zeros(1000)
+
+    def operate(times):
+        for _ in range(times):
+            Array(tensor).torch()
+            Array(array).torch()
+            Array(array[::-1]).torch()
+
+    def references():
+        Array(array)
+        gc.collect()
+        return sys.getrefcount(tensor), sys.getrefcount(array)
+
+    operate(1000)
+    before, blocks = references(), sys.getallocatedblocks()
+    memory = psutil.Process().memory_info().rss
+    operate(100_000)
+    assert references() == before
+    assert sys.getallocatedblocks() - blocks < 1000
+    assert psutil.Process().memory_info().rss - memory < 8 << 20

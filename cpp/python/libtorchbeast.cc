@@ -128,7 +128,7 @@ void bind_batching_queue(nb::module_& m) {
       .def(
           "close", [](BatchingQueue& self) { without_gil([&] { self.close(); }); },
           "Drop what waits and end all calls that wait.")
-      .def("is_closed", &BatchingQueue::is_closed);
+      .def("is_closed", &BatchingQueue::is_closed, "Whether close() was called.");
 }
 
 void bind_dynamic_batcher(nb::module_& m) {
@@ -194,7 +194,7 @@ void bind_dynamic_batcher(nb::module_& m) {
       .def(
           "close", [](DynamicBatcher& self) { without_gil([&] { self.close(); }); },
           "End all calls that wait: compute() with ClosedBatchingQueue, iteration by stopping.")
-      .def("is_closed", &DynamicBatcher::is_closed);
+      .def("is_closed", &DynamicBatcher::is_closed, "Whether close() was called.");
 }
 
 }  // namespace

@@ -39,6 +39,8 @@ nb::object dict_item(PyObject* dict, PyObject* key) {
   return nb::borrow(value);
 }
 
+std::string type_name(const nb::object& object) { return Py_TYPE(object.ptr())->tp_name; }
+
 std::string versus(Py_ssize_t left, Py_ssize_t right) {
   return std::to_string(left) + " vs " + std::to_string(right);
 }
@@ -54,15 +56,14 @@ class Walk {
     PyObject* first = nests[0].ptr();
     if (is_sequence(first)) return run_sequence(nests);
     if (PyDict_Check(first)) return run_dict(nests);
-    for (const nb::object& nest : nests) require_match(!is_container(nest.ptr()));
+    for (const nb::object& nest : nests) require_match(!is_container(nest.ptr()), nests, nest);
     return function_(nests);
   }
 
  private:
-  static void require_match(bool match) {
-    if (!match)
-      throw NestError(
-          "nests don't match: a container, or another kind of it, where the first nest has none");
+  static void require_match(bool match, const Nests& nests, const nb::object& other) {
+    if (match) return;
+    throw NestError("nests don't match: " + type_name(nests[0]) + " vs " + type_name(other));
   }
 
   nb::object run_sequence(const Nests& nests) {
@@ -70,7 +71,7 @@ class Walk {
     PyObject* first = nests[0].ptr();
     const Py_ssize_t size = sequence_size(first);
     for (const nb::object& nest : nests) {
-      require_match(is_sequence(nest.ptr()));
+      require_match(is_sequence(nest.ptr()), nests, nest);
       if (sequence_size(nest.ptr()) != size) {
         throw NestError("Expected sequences of the same length but got " +
                         versus(size, sequence_size(nest.ptr())));
@@ -96,7 +97,7 @@ class Walk {
     const Recursion recursion;
     PyObject* first = nests[0].ptr();
     for (const nb::object& nest : nests) {
-      require_match(PyDict_Check(nest.ptr()));
+      require_match(PyDict_Check(nest.ptr()), nests, nest);
       if (PyDict_GET_SIZE(nest.ptr()) != PyDict_GET_SIZE(first)) {
         throw NestError("Expected dicts of the same size but got " +
                         versus(PyDict_GET_SIZE(first), PyDict_GET_SIZE(nest.ptr())));
@@ -171,7 +172,8 @@ bool visit_leaves(PyObject* nest, Visit& visit) {
     return false;
   }
   for (Py_ssize_t i = 0; i < sequence_size(nest); ++i) {
-    if (visit_leaves(PySequence_Fast_GET_ITEM(nest, i), visit)) return true;
+    const nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(nest, i));
+    if (visit_leaves(item.ptr(), visit)) return true;
   }
   return false;
 }

@@ -1,6 +1,7 @@
 #include "tensor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -56,7 +57,8 @@ bool is_tensor(nb::handle object) {
   // Nobody can have a tensor before torch is imported, and we don't import it for a NumPy array.
   static bool imported = false;
   if (!imported) {
-    imported = PyDict_GetItemString(PyImport_GetModuleDict(), "torch") != nullptr;
+    PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+    imported = module != nullptr && module != Py_None;
     if (!imported) return false;
   }
   return PyObject_TypeCheck(object.ptr(), torch().tensor_type) != 0;
@@ -163,16 +165,16 @@ DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
   if (*code == '@' || *code == '=' || *code == '<' || *code == '|') ++code;
   const bool is_complex = *code == 'Z';
   if (is_complex) ++code;
-  const auto bits = static_cast<std::uint8_t>(itemsize * 8);
   if (*code != '\0' && code[1] == '\0' && itemsize <= 16) {
-    const std::string kind(1, *code);
-    if (is_complex && std::string("fd").find(kind) != std::string::npos) return {kComplex, bits, 1};
-    if (!is_complex && std::string("bhilqn").find(kind) != std::string::npos)
-      return {kInt, bits, 1};
-    if (!is_complex && std::string("BHILQN").find(kind) != std::string::npos)
-      return {kUInt, bits, 1};
-    if (!is_complex && std::string("efd").find(kind) != std::string::npos) return {kFloat, bits, 1};
-    if (!is_complex && kind == "?") return {kBool, bits, 1};
+    const auto is_one_of = [code](const char* codes) {
+      return std::strchr(codes, *code) != nullptr;
+    };
+    const auto bits = static_cast<std::uint8_t>(itemsize * 8);
+    if (is_complex && is_one_of("fd")) return {kComplex, bits, 1};
+    if (!is_complex && is_one_of("bhilqn")) return {kInt, bits, 1};
+    if (!is_complex && is_one_of("BHILQN")) return {kUInt, bits, 1};
+    if (!is_complex && is_one_of("efd")) return {kFloat, bits, 1};
+    if (!is_complex && is_one_of("?")) return {kBool, bits, 1};
   }
   throw nb::type_error(("Arrays must hold numbers or bools in native byte order, got format '" +
                         std::string(format) + "'; convert it with .astype() first.")
