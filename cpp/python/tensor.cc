@@ -102,10 +102,15 @@ void check_tensor(nb::handle tensor) {
   }
 }
 
-// Whether PyTorch has put off a conjugation or a change of sign, which the memory does not show.
-bool is_lazy(nb::handle tensor) {
-  static const Name kIsConj("is_conj"), kIsNeg("is_neg");
-  return method_says_true(tensor, kIsNeg) || method_says_true(tensor, kIsConj);
+// Whether PyTorch has put off a change of sign or a conjugation, which the memory does not show.
+bool is_negated(nb::handle tensor) {
+  static const Name kIsNeg("is_neg");
+  return method_says_true(tensor, kIsNeg);
+}
+
+bool is_conjugated(nb::handle tensor) {
+  static const Name kIsConj("is_conj");
+  return method_says_true(tensor, kIsConj);
 }
 
 nb::object resolve(nb::handle tensor) {
@@ -149,14 +154,16 @@ Array from_tensor(nb::handle tensor) {
   const dlpack::ExchangeApi* exchange = torch().exchange;
   // A subclass may have its own idea of what its elements are; only its own method knows.
   if (exchange == nullptr || Py_TYPE(tensor.ptr()) != torch().tensor_type) {
-    return from_dlpack_capsule(is_lazy(tensor) ? resolve(tensor) : nb::borrow(tensor));
+    const bool is_lazy = is_negated(tensor) || is_conjugated(tensor);
+    return from_dlpack_capsule(is_lazy ? resolve(tensor) : nb::borrow(tensor));
   }
   dlpack::VersionedTensor* managed = nullptr;
   if (exchange->from_python(tensor.ptr(), &managed) != 0) raise_python_error();
   Array array = adopt(managed);
-  const bool may_be_lazy = array.dtype.code == kFloat || array.dtype.code == kComplex;
-  if (may_be_lazy && is_lazy(tensor)) return from_tensor(resolve(tensor));
-  return array;
+  const bool is_complex = array.dtype.code == kComplex;
+  const bool is_lazy = (is_complex && is_conjugated(tensor)) ||
+                       ((is_complex || array.dtype.code == kFloat) && is_negated(tensor));
+  return is_lazy ? from_tensor(resolve(tensor)) : array;
 }
 
 // The type of elements that a buffer calls `format`, in the words of the struct module.
