@@ -1,0 +1,60 @@
+// A nest of arrays as the queues hold it: the arrays in one row, their structure beside them.
+//
+//   ((frame, {"reward": reward}), [])  =  leaves [frame, reward] + structure ((*, {reward: *}), [])
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "array.h"
+
+namespace torchbeast {
+
+// Which containers hold the leaves. Written once, depth first, then shared and never changed.
+class Structure {
+ public:
+  enum class Kind : std::uint8_t { kLeaf, kTuple, kList, kNamedTuple, kDict };
+
+  struct Node {
+    Kind kind;
+    std::uint32_t num_children;
+  };
+
+  void add_leaf() { nodes_.push_back({Kind::kLeaf, 0}); }
+  void add_tuple(std::uint32_t num_children) { nodes_.push_back({Kind::kTuple, num_children}); }
+  void add_list(std::uint32_t num_children) { nodes_.push_back({Kind::kList, num_children}); }
+  // Its type is the bindings' business: the core carries it along unseen.
+  void add_named_tuple(std::uint32_t num_children, std::shared_ptr<void> type);
+  void add_dict(const std::vector<std::string>& sorted_keys);
+
+  const std::vector<Node>& nodes() const { return nodes_; }
+  const std::vector<std::shared_ptr<void>>& types() const { return types_; }  // Of named tuples.
+  const std::vector<std::string>& keys() const {
+    return keys_;
+  }  // Of all dicts, one after another.
+
+  // Whether leaves correspond. Tuples, lists and named tuples are alike: what counts is the order.
+  bool matches(const Structure& other) const;
+
+  std::string describe() const;  // "(*, {a: *, b: [*]})"
+
+ private:
+  std::vector<Node> nodes_;
+  std::vector<std::shared_ptr<void>> types_;
+  std::vector<std::string> keys_;
+};
+
+struct ArrayNest {
+  std::shared_ptr<const Structure> structure;
+  std::vector<Array> leaves;  // Depth first.
+
+  ArrayNest slice(std::int64_t dim, std::int64_t begin, std::int64_t end) const;
+};
+
+// Throws (NestError, std::invalid_argument) unless both can be concatenated along dim: the same
+// structure, dtypes and, but for dim, shapes.
+void check_fits(const ArrayNest& nest, const ArrayNest& expected, std::int64_t dim);
+
+}  // namespace torchbeast

@@ -1,0 +1,41 @@
+// Collects rollouts for the learner: nests in, one nest of the rows of several out.
+//
+// actors -> enqueue() -> rows waiting, FIFO -> dequeue(): concatenated along batch_dim -> learner
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "array_nest.h"
+#include "buffer_pool.h"
+#include "row_queue.h"
+
+namespace torchbeast {
+
+// All methods may be called from any thread.
+class BatchingQueue {
+ public:
+  explicit BatchingQueue(const QueueOptions& options) : queue_(options) {}
+
+  // Keeps the nest's memory alive and reads it when a batch is assembled. Waits while the queue is
+  // full; throws ClosedBatchingQueue once it is closed.
+  void enqueue(ArrayNest nest, const Poll& poll = {});
+
+  // The next batch; nothing once the queue is closed.
+  std::optional<ArrayNest> dequeue(const Poll& poll = {});
+
+  std::int64_t size() const { return queue_.num_rows(); }
+  void close() { queue_.close(); }
+  bool is_closed() const { return queue_.is_closed(); }
+
+ private:
+  struct Item {
+    ArrayNest nest;
+    std::int64_t num_rows;
+  };
+
+  RowQueue<Item> queue_;
+  BufferPool pool_;
+};
+
+}  // namespace torchbeast

@@ -1,0 +1,137 @@
+#include "batching_queue.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "errors.h"
+#include "testing.h"
+
+namespace torchbeast {
+namespace {
+
+using Values = std::vector<std::int32_t>;
+
+QueueOptions sizes(std::int64_t minimum, std::int64_t maximum,
+                   std::optional<std::int64_t> queue = {}) {
+  return {1, minimum, maximum, {}, queue};
+}
+
+}  // namespace
+
+TEST_CASE("a large item is split where a batch is full") {
+  BatchingQueue queue(sizes(1, 4));
+  queue.enqueue(make_leaf({0, 1, 2}));
+  queue.enqueue(make_leaf({3, 4, 5, 6, 7, 8, 9}));
+  CHECK(queue.size() == 10);
+  CHECK(values(*queue.dequeue()) == Values{0, 1, 2, 3});
+  CHECK(queue.size() == 6);
+  CHECK(values(*queue.dequeue()) == Values{4, 5, 6, 7});
+  CHECK(values(*queue.dequeue()) == Values{8, 9});
+}
+
+TEST_CASE("a timeout hands out what there is") {
+  BatchingQueue queue({1, 3, 3, 20, {}});
+  queue.enqueue(make_leaf({1}));
+  const auto start = Clock::now();
+  CHECK(values(*queue.dequeue()) == Values{1});
+  CHECK(Clock::now() - start >= std::chrono::milliseconds(20));
+}
+
+TEST_CASE("sizes that make no sense are refused") {
+  CHECK_THROWS_AS(BatchingQueue(sizes(0, 1)), std::invalid_argument);
+  CHECK_THROWS_AS(BatchingQueue(sizes(2, 1)), std::invalid_argument);
+  CHECK_THROWS_AS(BatchingQueue(sizes(1, 2, 1)), std::invalid_argument);
+  CHECK_THROWS_AS(BatchingQueue({-1, 1, 1, {}, {}}), std::invalid_argument);
+  CHECK_THROWS_AS(BatchingQueue({1, 1, 1, -1, {}}), std::invalid_argument);
+}
+
+TEST_CASE("an exception from poll ends a wait and leaves the rows to others") {
+  BatchingQueue queue(sizes(2, 2));
+  queue.enqueue(make_leaf({1}));
+  struct Interrupt {};
+  CHECK_THROWS_AS(queue.dequeue([] { throw Interrupt(); }), Interrupt);
+  queue.enqueue(make_leaf({2}));
+  CHECK(values(*queue.dequeue()) == Values{1, 2});
+}
+
+TEST_CASE("an item that is refused leaves its room to another") {
+  BatchingQueue queue(sizes(1, 2, 3));
+  for (int i = 0; i < 3; ++i) queue.enqueue(make_leaf({i}));
+  ArrayNest misfit = make_leaf({7});
+  misfit.leaves[0].dtype = {kFloat, 32, 1};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] { CHECK_THROWS_AS(queue.enqueue(misfit), std::invalid_argument); });
+  }
+  threads.emplace_back([&] { queue.enqueue(make_leaf({3})); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // Lets most of them wait.
+  CHECK(values(*queue.dequeue()) == Values{0, 1});
+  for (std::thread& thread : threads) thread.join();
+  CHECK(values(*queue.dequeue()) == Values{2, 3});
+}
+
+TEST_CASE("close() wakes producers and consumers") {
+  BatchingQueue full(sizes(1, 1, 1)), empty(sizes(1, 1));
+  full.enqueue(make_leaf({1}));
+  std::thread producer(
+      [&full] { CHECK_THROWS_AS(full.enqueue(make_leaf({2})), ClosedBatchingQueue); });
+  std::thread consumer([&empty] { CHECK_FALSE(empty.dequeue()); });
+  full.close();
+  empty.close();
+  producer.join();
+  consumer.join();
+  CHECK_THROWS_AS(full.close(), std::runtime_error);
+  CHECK(full.is_closed());
+}
+
+TEST_CASE("many producers and consumers lose nothing and keep each producer's order") {
+  constexpr int kProducers = 8, kConsumers = 4, kItems = 300;
+  BatchingQueue queue(sizes(1, 5, 7));
+  std::atomic<int> missing{0};
+  for (int i = 0; i < kItems; ++i) missing += i % 3 + 1;
+  missing = missing * kProducers;
+
+  std::mutex mutex;
+  std::map<std::int32_t, int> seen;
+  std::vector<std::thread> threads;
+  for (int p = 0; p < kProducers; ++p) {
+    threads.emplace_back([&queue, p] {
+      std::int32_t next = p * 1'000'000;
+      for (int i = 0; i < kItems; ++i) {
+        Values item;
+        for (int row = 0; row < i % 3 + 1; ++row) item.push_back(next++);
+        queue.enqueue(make_leaf(item));
+      }
+    });
+  }
+  for (int c = 0; c < kConsumers; ++c) {
+    threads.emplace_back([&] {
+      std::map<std::int32_t, std::int32_t> last;  // Of each producer, as this consumer saw it.
+      while (const auto batch = queue.dequeue()) {
+        const Values rows = values(*batch);
+        for (const std::int32_t row : rows) {
+          const auto [entry, is_new] = last.emplace(row / 1'000'000, row);
+          if (!is_new && entry->second >= row) FAIL("out of order");
+          entry->second = row;
+        }
+        {
+          const std::lock_guard<std::mutex> lock(mutex);
+          for (const std::int32_t row : rows) ++seen[row];
+        }
+        if ((missing -= static_cast<int>(rows.size())) == 0) queue.close();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(missing == 0);
+  for (const auto& [row, count] : seen) CHECK(count == 1);
+}
+
+}  // namespace torchbeast

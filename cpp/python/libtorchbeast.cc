@@ -1,0 +1,214 @@
+// The Python module libtorchbeast._C: the core's queues with torch tensors at the edge.
+//
+// Everything that waits or copies runs without the interpreter lock. Tensors are converted with it,
+// on the way in and on the way out.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "../batching_queue.h"
+#include "../dynamic_batcher.h"
+#include "../errors.h"
+#include "convert.h"
+#include "references.h"
+#include "tensor.h"
+#include "without_gil.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace torchbeast {
+namespace {
+
+// A Python exception on its way from a consumer to those who wait for its batch.
+struct ForwardedException : std::exception {
+  explicit ForwardedException(nb::handle error) : object(hold(error)) {}
+  const char* what() const noexcept override { return "Python exception"; }
+  std::shared_ptr<void> object;
+};
+
+unsigned long main_thread;  // Set at import.
+
+// Ctrl-C only ever arrives in the main thread; the others have nothing to look for.
+Poll signals() {
+  if (PyThread_get_thread_ident() != main_thread) return {};
+  return [] {
+    nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  };
+}
+
+QueueOptions make_options(std::int64_t batch_dim, std::int64_t minimum_batch_size,
+                          std::int64_t maximum_batch_size, std::optional<std::int64_t> timeout_ms,
+                          std::optional<std::int64_t> maximum_queue_size) {
+  return {batch_dim, minimum_batch_size, maximum_batch_size, timeout_ms, maximum_queue_size};
+}
+
+void register_exceptions(nb::module_& m) {
+  nb::exception<ClosedBatchingQueue>(m, "ClosedBatchingQueue", PyExc_RuntimeError);
+  nb::exception<AsyncError>(m, "AsyncError", PyExc_RuntimeError);
+
+  nb::object nest_error = nb::module_::import_("nest").attr("NestError");
+  m.attr("NestError") = nest_error;
+  nb::register_exception_translator(
+      [](const std::exception_ptr& error, void* type) {
+        try {
+          std::rethrow_exception(error);
+        } catch (const NestError& e) {
+          PyErr_SetString(static_cast<PyObject*>(type), e.what());
+        } catch (const ForwardedException& e) {
+          auto* object = static_cast<PyObject*>(e.object.get());
+          PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(object)), object);
+        }
+      },
+      nest_error.release().ptr());
+}
+
+void bind_array(nb::module_& m) {
+  nb::class_<Array>(m, "Array", "An array as the core holds it: a view of somebody's memory.")
+      .def(
+          "__init__",
+          [](Array* self, nb::handle object) {
+            release_dropped();
+            new (self) Array(array_from_python(object));
+          },
+          "object"_a.none(), "View a torch tensor or a NumPy array, without a copy.")
+      .def_prop_ro("dtype", [](const Array& self) { return self.dtype.name(); })
+      .def_ro("shape", &Array::shape)
+      .def_ro("strides", &Array::strides, "In elements.")
+      .def("torch", &array_to_torch, "The same memory as a torch tensor.");
+}
+
+void bind_batching_queue(nb::module_& m) {
+  nb::class_<BatchingQueue>(
+      m, "BatchingQueue",
+      "Collects nests of tensors and hands them out concatenated along batch_dim.\n\n"
+      "Sizes count rows along batch_dim; an item may bring any number of them, and is split\n"
+      "where a batch is full. Iteration ends when the queue is closed.")
+      .def(
+          "__init__",
+          [](BatchingQueue* self, std::int64_t batch_dim, std::int64_t minimum_batch_size,
+             std::int64_t maximum_batch_size, std::optional<std::int64_t> timeout_ms, bool,
+             std::optional<std::int64_t> maximum_queue_size) {
+            new (self) BatchingQueue(make_options(batch_dim, minimum_batch_size, maximum_batch_size,
+                                                  timeout_ms, maximum_queue_size));
+          },
+          "batch_dim"_a = 1, "minimum_batch_size"_a = 1, "maximum_batch_size"_a = 1024,
+          "timeout_ms"_a = nb::none(), "check_inputs"_a = true, "maximum_queue_size"_a = nb::none(),
+          "With timeout_ms, a batch smaller than the minimum is handed out when it expires.\n"
+          "Inputs are always checked (it costs nanoseconds): check_inputs changes nothing.")
+      .def(
+          "enqueue",
+          [](BatchingQueue& self, nb::handle nest) {
+            ArrayNest item = nest_from_python(nest);
+            const Poll poll = signals();
+            without_gil([&] { self.enqueue(std::move(item), poll); });
+          },
+          "nest"_a.none(),
+          "Add a nest of tensors; wait while the queue is full. The tensors are read when a\n"
+          "batch is assembled: don't change them afterwards.")
+      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
+      .def(
+          "__next__",
+          [](BatchingQueue& self) {
+            const Poll poll = signals();
+            const std::optional<ArrayNest> batch = without_gil([&] { return self.dequeue(poll); });
+            if (!batch) throw nb::stop_iteration();
+            return nest_to_python(*batch);
+          },
+          "Wait for the next batch, a nest of tensors.")
+      .def("size", &BatchingQueue::size, "Rows that wait.")
+      .def(
+          "close", [](BatchingQueue& self) { without_gil([&] { self.close(); }); },
+          "Drop what waits and end all calls that wait.")
+      .def("is_closed", &BatchingQueue::is_closed, "Whether close() was called.");
+}
+
+void bind_dynamic_batcher(nb::module_& m) {
+  nb::class_<Batch>(m, "Batch", "Inputs of several compute() calls, to be answered at once.")
+      .def(
+          "get_inputs", [](const Batch& self) { return nest_to_python(self.inputs()); },
+          "The nest of input tensors, concatenated along the batch dimension.")
+      .def(
+          "set_outputs",
+          [](Batch& self, nb::handle outputs) {
+            ArrayNest nest = nest_from_python(outputs);
+            without_gil([&] { self.set_outputs(std::move(nest)); });
+          },
+          "outputs"_a.none(), "Answer all calls with their rows of a nest of tensors.")
+      .def(
+          "set_exception",
+          [](Batch& self, nb::handle exception) {
+            if (!PyExceptionInstance_Check(exception.ptr())) {
+              throw nb::type_error("set_exception needs an exception, such as RuntimeError('...')");
+            }
+            const ForwardedException error(exception);
+            without_gil([&] { self.set_exception([error] { throw error; }); });
+          },
+          "exception"_a, "Let all calls raise this instead.");
+
+  nb::class_<DynamicBatcher>(
+      m, "DynamicBatcher",
+      "Lets many threads share one forward pass: each calls compute() with its own rows, a\n"
+      "consumer iterates over batches of them.\n\n"
+      "Sizes count rows along batch_dim; a call may bring any number of them, and is split where\n"
+      "a batch is full. Iteration ends when the batcher is closed.")
+      .def(
+          "__init__",
+          [](DynamicBatcher* self, std::int64_t batch_dim, std::int64_t minimum_batch_size,
+             std::int64_t maximum_batch_size, std::optional<std::int64_t> timeout_ms, bool) {
+            new (self) DynamicBatcher(
+                make_options(batch_dim, minimum_batch_size, maximum_batch_size, timeout_ms, {}));
+          },
+          "batch_dim"_a = 1, "minimum_batch_size"_a = 1, "maximum_batch_size"_a = 1024,
+          "timeout_ms"_a.none() = 100, "check_outputs"_a = true,
+          "With timeout_ms, a batch smaller than the minimum is handed out when it expires.\n"
+          "Outputs are always checked (it costs nanoseconds): check_outputs changes nothing.")
+      .def(
+          "compute",
+          [](DynamicBatcher& self, nb::handle inputs) {
+            ArrayNest nest = nest_from_python(inputs);
+            const Poll poll = signals();
+            return nest_to_python(without_gil([&] { return self.compute(std::move(nest), poll); }));
+          },
+          "inputs"_a.none(),
+          "Wait until a consumer has set the outputs; return those of these rows.")
+      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
+      .def(
+          "__next__",
+          [](DynamicBatcher& self) {
+            const Poll poll = signals();
+            auto batch = without_gil([&] { return self.get_batch(poll); });
+            if (!batch) throw nb::stop_iteration();
+            return batch;
+          },
+          "Wait for the next Batch.")
+      .def("size", &DynamicBatcher::size, "Rows that wait to be put into a batch.")
+      .def(
+          "close", [](DynamicBatcher& self) { without_gil([&] { self.close(); }); },
+          "End all calls that wait: compute() with ClosedBatchingQueue, iteration by stopping.")
+      .def("is_closed", &DynamicBatcher::is_closed, "Whether close() was called.");
+}
+
+}  // namespace
+}  // namespace torchbeast
+
+NB_MODULE(_C, m) {
+  using namespace torchbeast;
+  // Queues in global variables outlive the interpreter's last look around; that is no leak.
+  nb::set_leak_warnings(false);
+  nb::object thread = nb::module_::import_("threading").attr("main_thread")();
+  main_thread = nb::cast<unsigned long>(thread.attr("ident"));
+  m.doc() = "The data plane: queues that batch nests of tensors outside the interpreter lock.";
+  register_exceptions(m);
+  bind_array(m);
+  bind_batching_queue(m);
+  bind_dynamic_batcher(m);
+}

@@ -1,0 +1,49 @@
+// Waiting on a condition variable with a deadline, and with a look around every now and then.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+
+namespace torchbeast {
+
+#ifdef __SANITIZE_THREAD__
+// g++ 12's thread sanitizer does not know the call behind a wait on the steady clock.
+using Clock = std::chrono::system_clock;
+#else
+using Clock = std::chrono::steady_clock;
+#endif
+
+// Called about ten times a second in threads that must also react to something else while they wait
+// (Python's main thread: to signals). May throw, which ends the wait. Empty: nothing to look for.
+using Poll = std::function<void()>;
+constexpr std::chrono::milliseconds kPollInterval{100};
+
+// Waits until ready() or the deadline; returns ready(). The lock is not held while poll() runs.
+template <typename Ready>
+bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
+          const std::optional<Clock::time_point>& deadline, const Poll& poll, Ready ready) {
+  if (!poll) {
+    if (deadline) return condition.wait_until(lock, *deadline, ready);
+    condition.wait(lock, ready);
+    return true;
+  }
+  for (;;) {
+    const Clock::time_point next_poll = Clock::now() + kPollInterval;
+    const bool last = deadline && *deadline <= next_poll;
+    if (condition.wait_until(lock, last ? *deadline : next_poll, ready)) return true;
+    if (last) return false;
+    lock.unlock();
+    try {
+      poll();
+    } catch (...) {
+      condition.notify_one();  // Somebody else may have to take the wake-up meant for us.
+      throw;
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace torchbeast

@@ -1,0 +1,24 @@
+"""The data plane: moves nests of tensors between threads, in batches, outside the interpreter lock.
+
+Knows no machine learning. The queues are C++ (cpp/); docs/core.md says how they work.
+"""
+
+from libtorchbeast._C import (
+    Array,
+    AsyncError,
+    Batch,
+    BatchingQueue,
+    ClosedBatchingQueue,
+    DynamicBatcher,
+    NestError,
+)
+
+__all__ = [
+    "Array",
+    "AsyncError",
+    "Batch",
+    "BatchingQueue",
+    "ClosedBatchingQueue",
+    "DynamicBatcher",
+    "NestError",
+]
