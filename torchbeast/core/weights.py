@@ -1,8 +1,8 @@
 """The learner's weights in shared memory, for actors in other processes.
 
 Written by one learner, read by any number of actors, without locks: a process that dies at any
-instant blocks nobody. A reader never keeps a mixture of two versions (this counts on stores becoming
-visible in their order, as they do on x86; elsewhere the copies in between make it all but certain).
+instant blocks nobody. A reader never keeps a mixture of two versions; this counts on stores
+becoming visible in their order, as they do on x86.
 """
 
 import time
