@@ -391,6 +391,7 @@ def test_ctrl_c_interrupts_a_call_that_waits(call):
     program = f"""
 import os, signal, threading, torch
 from libtorchbeast import BatchingQueue, DynamicBatcher
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Jobs in the background ignore it.
 x = torch.zeros(1)
 queue, batcher = BatchingQueue(batch_dim=0), DynamicBatcher(batch_dim=0)
 full = BatchingQueue(batch_dim=0, maximum_batch_size=1, maximum_queue_size=1)
