@@ -1,6 +1,8 @@
 #include "array_nest.h"
 
+#include <cstddef>
 #include <stdexcept>
+#include <utility>
 
 #include "errors.h"
 
@@ -67,6 +69,12 @@ void Structure::add_dict(const std::vector<std::string>& sorted_keys) {
   keys_.insert(keys_.end(), sorted_keys.begin(), sorted_keys.end());
 }
 
+void Structure::add(const Structure& other) {
+  nodes_.insert(nodes_.end(), other.nodes_.begin(), other.nodes_.end());
+  types_.insert(types_.end(), other.types_.begin(), other.types_.end());
+  keys_.insert(keys_.end(), other.keys_.begin(), other.keys_.end());
+}
+
 bool Structure::matches(const Structure& other) const {
   if (nodes_.size() != other.nodes_.size() || keys_ != other.keys_) return false;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -86,6 +94,53 @@ ArrayNest ArrayNest::slice(std::int64_t dim, std::int64_t begin, std::int64_t en
   ArrayNest result{structure, {}};
   result.leaves.reserve(leaves.size());
   for (const Array& leaf : leaves) result.leaves.push_back(leaf.slice(dim, begin, end));
+  return result;
+}
+
+std::vector<ArrayNest> children(const ArrayNest& nest) {
+  const Structure& structure = *nest.structure;
+  const Structure::Node root = structure.nodes().front();
+  if (root.kind == Kind::kLeaf) throw NestError("Expected a nest of several, got a mere tensor");
+  std::vector<ArrayNest> result;
+  std::size_t node = 1, leaf = 0, type = root.kind == Kind::kNamedTuple ? 1 : 0;
+  std::size_t key = root.kind == Kind::kDict ? root.num_children : 0;
+  for (std::uint32_t i = 0; i < root.num_children; ++i) {
+    auto child = std::make_shared<Structure>();
+    std::vector<Array> leaves;
+    for (std::size_t missing = 1; missing > 0; --missing, ++node) {
+      const Structure::Node& next = structure.nodes()[node];
+      missing += next.num_children;
+      switch (next.kind) {
+        case Kind::kLeaf:
+          child->add_leaf();
+          leaves.push_back(nest.leaves[leaf++]);
+          break;
+        case Kind::kTuple: child->add_tuple(next.num_children); break;
+        case Kind::kList: child->add_list(next.num_children); break;
+        case Kind::kNamedTuple:
+          child->add_named_tuple(next.num_children, structure.types()[type++]);
+          break;
+        case Kind::kDict: {
+          const auto first = structure.keys().begin() + static_cast<std::ptrdiff_t>(key);
+          child->add_dict({first, first + next.num_children});
+          key += next.num_children;
+          break;
+        }
+      }
+    }
+    result.push_back({std::move(child), std::move(leaves)});
+  }
+  return result;
+}
+
+ArrayNest tuple_of_nests(const std::vector<ArrayNest>& nests) {
+  auto structure = std::make_shared<Structure>();
+  structure->add_tuple(static_cast<std::uint32_t>(nests.size()));
+  ArrayNest result{structure, {}};
+  for (const ArrayNest& nest : nests) {
+    structure->add(*nest.structure);
+    result.leaves.insert(result.leaves.end(), nest.leaves.begin(), nest.leaves.end());
+  }
   return result;
 }
 

@@ -28,6 +28,7 @@ class Structure {
   // Its type is the bindings' business: the core carries it along unseen.
   void add_named_tuple(std::uint32_t num_children, std::shared_ptr<void> type);
   void add_dict(const std::vector<std::string>& sorted_keys);
+  void add(const Structure& other);  // As the next child.
 
   const std::vector<Node>& nodes() const { return nodes_; }
   const std::vector<std::shared_ptr<void>>& types() const { return types_; }  // Of named tuples.
@@ -52,6 +53,12 @@ struct ArrayNest {
 
   ArrayNest slice(std::int64_t dim, std::int64_t begin, std::int64_t end) const;
 };
+
+// The nests inside the outermost container; throws NestError if the nest is a mere leaf.
+std::vector<ArrayNest> children(const ArrayNest& nest);
+
+// The tuple of these nests.
+ArrayNest tuple_of_nests(const std::vector<ArrayNest>& nests);
 
 // Throws (NestError, std::invalid_argument) unless both can be concatenated along dim: the same
 // structure, dtypes and, but for dim, shapes.

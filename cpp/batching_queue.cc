@@ -8,13 +8,22 @@
 namespace torchbeast {
 
 void BatchingQueue::enqueue(ArrayNest nest, const Poll& poll) {
+  push(std::move(nest), false, poll);
+}
+
+void BatchingQueue::give(ArrayNest nest, const Poll& poll) { push(std::move(nest), true, poll); }
+
+void BatchingQueue::push(ArrayNest nest, bool given, const Poll& poll) {
   const std::int64_t num_rows = count_rows(nest, queue_.options().batch_dim);
-  queue_.push(std::make_shared<Item>(Item{std::move(nest), num_rows}), poll);
+  queue_.push(std::make_shared<Item>(Item{std::move(nest), num_rows, given}), poll);
 }
 
 std::optional<ArrayNest> BatchingQueue::dequeue(const Poll& poll) {
-  const auto pieces = queue_.pop(poll);
+  auto pieces = queue_.pop(poll);
   if (pieces.empty()) return {};
+  Item& first = *pieces.front().item;
+  const bool whole = pieces.size() == 1 && pieces[0].end - pieces[0].begin == first.num_rows;
+  if (whole && first.given) return without_gaps(std::move(first.nest), pool_);
   return concatenate(queue_.rows_of(pieces), queue_.options().batch_dim, pool_);
 }
 

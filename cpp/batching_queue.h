@@ -21,6 +21,10 @@ class BatchingQueue {
   // full; throws ClosedBatchingQueue once it is closed.
   void enqueue(ArrayNest nest, const Poll& poll = {});
 
+  // As enqueue(), for memory that nobody else will touch again: if the item happens to be a whole
+  // batch, it is handed out as it is, without a copy.
+  void give(ArrayNest nest, const Poll& poll = {});
+
   // The next batch; nothing once the queue is closed.
   std::optional<ArrayNest> dequeue(const Poll& poll = {});
 
@@ -32,7 +36,10 @@ class BatchingQueue {
   struct Item {
     ArrayNest nest;
     std::int64_t num_rows;
+    bool given;
   };
+
+  void push(ArrayNest nest, bool given, const Poll& poll);
 
   RowQueue<Item> queue_;
   BufferPool pool_;

@@ -1,12 +1,15 @@
 #include "concatenate.h"
 
 #include <cassert>
+#include <utility>
 
 namespace torchbeast {
 namespace {
 
 // A batch this large is out of the caches before anybody reads it.
 constexpr std::size_t kLargeBatch = std::size_t{16} << 20;
+
+}  // namespace
 
 Array allocate_like(const Array& array, std::int64_t dim, std::int64_t num_rows, BufferPool& pool) {
   Array result;
@@ -20,7 +23,15 @@ Array allocate_like(const Array& array, std::int64_t dim, std::int64_t num_rows,
   return result;
 }
 
-}  // namespace
+ArrayNest without_gaps(ArrayNest nest, BufferPool& pool) {
+  for (Array& leaf : nest.leaves) {
+    if (leaf.ndim() == 0 || leaf.strides == contiguous_strides(leaf.shape)) continue;
+    Array copied = allocate_like(leaf, 0, leaf.shape[0], pool);
+    copy(leaf, copied);
+    leaf = std::move(copied);
+  }
+  return nest;
+}
 
 ArrayNest concatenate(const std::vector<Rows>& parts, std::int64_t dim, BufferPool& pool) {
   assert(!parts.empty());

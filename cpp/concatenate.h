@@ -16,6 +16,12 @@ struct Rows {
   std::int64_t end;
 };
 
+// Memory of the pool for an array like this one, but with num_rows in dimension dim.
+Array allocate_like(const Array& array, std::int64_t dim, std::int64_t num_rows, BufferPool& pool);
+
+// The same nest, with those leaves copied that have gaps or elements that share memory.
+ArrayNest without_gaps(ArrayNest nest, BufferPool& pool);
+
 // Leaf by leaf along dim; throws as check_fits() does when the nests don't fit together.
 ArrayNest concatenate(const std::vector<Rows>& parts, std::int64_t dim, BufferPool& pool);
 

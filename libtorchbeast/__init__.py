@@ -12,8 +12,12 @@ from libtorchbeast._C import (
     DynamicBatcher,
     NestError,
 )
+from libtorchbeast.actor_pool import ActorPool
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.rpc.server import Server
 
 __all__ = [
+    "ActorPool",
     "Array",
     "AsyncError",
     "Batch",
@@ -21,4 +25,6 @@ __all__ = [
     "ClosedBatchingQueue",
     "DynamicBatcher",
     "NestError",
+    "Security",
+    "Server",
 ]

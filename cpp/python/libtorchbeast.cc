@@ -8,14 +8,18 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "../actor_pool.h"
 #include "../batching_queue.h"
 #include "../dynamic_batcher.h"
 #include "../errors.h"
+#include "../turn.h"
 #include "convert.h"
 #include "references.h"
 #include "tensor.h"
@@ -197,6 +201,119 @@ void bind_dynamic_batcher(nb::module_& m) {
       .def("is_closed", &DynamicBatcher::is_closed, "Whether close() was called.");
 }
 
+// The deadline for a wait of so many seconds; a year stands for anything longer.
+Clock::time_point after(double seconds) {
+  constexpr double kYear = 365 * 86400.0;
+  return Clock::now() + std::chrono::milliseconds(
+                            static_cast<std::int64_t>(1000 * std::clamp(seconds, 0.0, kYear)));
+}
+
+void bind_turn(nb::module_& m) {
+  auto turn =
+      nb::class_<Turn>(m, "Turn", "Whose turn it is on a lane: one word of shared memory.")
+          .def(
+              "__init__",
+              [](Turn* self, nb::handle object) {
+                const Array word = array_from_python(object);
+                if (word.dtype != DType{kUInt, 32, 1} || word.num_elements() != 1) {
+                  throw nb::type_error("Turn needs an array of one uint32");
+                }
+                new (self) Turn(reinterpret_cast<std::uint32_t*>(word.data), word.owner);
+              },
+              "word"_a)
+          .def_prop_ro("state", &Turn::state)
+          .def("pass_on", &Turn::pass, "from_"_a, "to"_a,
+               "Pass the turn and wake who waits for it; False if it is not `from_`.")
+          .def("abandon", &Turn::abandon, "The environments are gone, whoever had the turn.")
+          .def("close", &Turn::close, "The end, whoever had the turn.")
+          .def(
+              "wait_while",
+              [](const Turn& self, Turn::State state, double timeout_s) {
+                const Poll poll = signals();
+                const Clock::time_point deadline = after(timeout_s);
+                return without_gil([&] {
+                  for (;;) {  // In slices, for Ctrl-C.
+                    const Clock::time_point next = Clock::now() + kPollInterval;
+                    const bool last = !poll || deadline <= next;
+                    const Turn::State now = self.wait_while(state, last ? deadline : next);
+                    if (last || now != state) return now;
+                    poll();
+                  }
+                });
+              },
+              "state"_a, "timeout_s"_a,
+              "Wait for another state and return it; the same one when the time is over.");
+  nb::enum_<Turn::State>(turn, "State", nb::is_arithmetic())
+      .value("FREE", Turn::kFree, "No environments.")
+      .value("AGENT", Turn::kAgent, "The rows are written.")
+      .value("ENVIRONMENT", Turn::kEnvironment, "The actions are written.")
+      .value("GONE", Turn::kGone, "The environments left; their rollout is to be padded.")
+      .value("CLOSED", Turn::kClosed, "The end.");
+}
+
+// Its actors may wait for what only the holder of the interpreter lock can do.
+struct PythonActorPool : ActorPool {
+  using ActorPool::ActorPool;
+  ~PythonActorPool() {
+    without_gil([this] { stop(); });
+  }
+};
+
+void bind_actor_pool(nb::module_& m) {
+  nb::class_<PythonActorPool>(
+      m, "ActorPool",
+      "Threads that carry rows and actions between lanes and agent, and rollouts to the learner.")
+      .def(
+          "__init__",
+          [](PythonActorPool* self, std::int64_t unroll_length, BatchingQueue& learner_queue,
+             DynamicBatcher& inference_batcher, nb::handle initial_agent_state) {
+            new (self) PythonActorPool(unroll_length, learner_queue, inference_batcher,
+                                       nest_from_python(initial_agent_state));
+          },
+          "unroll_length"_a, "learner_queue"_a, "inference_batcher"_a, "initial_agent_state"_a,
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def(
+          "add_lane",
+          [](PythonActorPool& self, const Turn& turn, nb::handle row, nb::handle action,
+             std::optional<int> bell_fd) {
+            Lane lane{turn, nest_from_python(row), nest_from_python(action)};
+            if (bell_fd) lane.bell = Bell(*bell_fd);
+            without_gil([&] { self.add_lane(std::move(lane)); });
+          },
+          "turn"_a, "row"_a, "action"_a, "bell_fd"_a = nb::none(),
+          "Start an actor for a lane of arrays [1, K, ...]. The bell is rung when the turn goes\n"
+          "to the environments; the descriptor is copied.")
+      .def(
+          "run",
+          [](PythonActorPool& self) {
+            const Poll poll = signals();
+            without_gil([&] { self.run(poll); });
+          },
+          "Wait until a queue is closed and all actors have ended; raise what went wrong in one.")
+      .def(
+          "close", [](PythonActorPool& self) { without_gil([&] { self.close(); }); },
+          "Close all lanes and end all actors; returns at once.")
+      .def("num_actors", &PythonActorPool::num_actors, "Actors that have not ended.")
+      .def(
+          "count", [](const PythonActorPool& self) { return self.counts().steps.load(); },
+          "Environment steps so far.")
+      .def(
+          "counts",
+          [](const PythonActorPool& self) {
+            const ActorCounts& counts = self.counts();
+            nb::dict result;
+            result["steps"] = counts.steps.load();
+            result["rollouts"] = counts.rollouts.load();
+            result["padded_rollouts"] = counts.padded_rollouts.load();
+            result["dropped_rollouts"] = counts.dropped_rollouts.load();
+            result["seconds_for_environments"] = 1e-9 * counts.ns_for_environments.load();
+            result["seconds_for_agent"] = 1e-9 * counts.ns_for_agent.load();
+            result["seconds_for_learner"] = 1e-9 * counts.ns_for_learner.load();
+            return result;
+          },
+          "What the actors did, and how long they waited for whom, summed over all of them.");
+}
+
 }  // namespace
 }  // namespace torchbeast
 
@@ -211,4 +328,6 @@ NB_MODULE(_C, m) {
   bind_array(m);
   bind_batching_queue(m);
   bind_dynamic_batcher(m);
+  bind_turn(m);
+  bind_actor_pool(m);
 }

@@ -12,7 +12,7 @@ namespace {
 
 struct Dropped {
   std::mutex mutex;
-  std::vector<PyObject*> objects;
+  std::vector<std::pair<void*, void (*)(void*)>> things;  // And what releases them.
   std::atomic<bool> any{false};  // Spares the lock where there is nothing to do.
 };
 
@@ -23,17 +23,18 @@ Dropped& dropped() {
 }
 
 void drop(PyObject* object) {
-  if (!nb::is_alive()) return;  // Too late to tell Python.
-  if (PyGILState_Check() != 0) {
-    Py_DECREF(object);
-    return;
-  }
-  const std::lock_guard<std::mutex> lock(dropped().mutex);
-  dropped().objects.push_back(object);
-  dropped().any = true;
+  let_go(object, [](void* o) { Py_DECREF(static_cast<PyObject*>(o)); });
 }
 
 }  // namespace
+
+void let_go(void* thing, void (*release)(void*)) {
+  if (!nb::is_alive()) return;  // Too late to tell Python.
+  if (PyGILState_Check() != 0) return release(thing);
+  const std::lock_guard<std::mutex> lock(dropped().mutex);
+  dropped().things.emplace_back(thing, release);
+  dropped().any = true;
+}
 
 std::shared_ptr<void> hold(nb::handle object) {
   object.inc_ref();
@@ -42,13 +43,13 @@ std::shared_ptr<void> hold(nb::handle object) {
 
 void release_dropped() {
   if (!dropped().any) return;
-  std::vector<PyObject*> objects;
+  std::vector<std::pair<void*, void (*)(void*)>> things;
   {
     const std::lock_guard<std::mutex> lock(dropped().mutex);
-    objects.swap(dropped().objects);
+    things.swap(dropped().things);
     dropped().any = false;
   }
-  for (PyObject* object : objects) Py_DECREF(object);
+  for (const auto& [thing, release] : things) release(thing);
 }
 
 }  // namespace torchbeast

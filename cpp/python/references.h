@@ -9,6 +9,10 @@
 
 namespace torchbeast {
 
+// Lets go of something of Python's by calling release(thing), now or, without the interpreter lock,
+// in the next call from Python.
+void let_go(void* thing, void (*release)(void*));
+
 // A new reference that any thread may drop. The caller holds the interpreter lock.
 std::shared_ptr<void> hold(nanobind::handle object);
 

@@ -119,8 +119,12 @@ nb::object resolve(nb::handle tensor) {
 
 template <typename Managed>
 Array adopt(Managed* managed) {
+  // PyTorch's deleter takes the interpreter lock when the tensor still has a Python object.
   std::shared_ptr<const void> owner(managed, [](Managed* m) {
-    if (m->deleter != nullptr) m->deleter(m);
+    let_go(m, [](void* pointer) {
+      auto* tensor = static_cast<Managed*>(pointer);
+      if (tensor->deleter != nullptr) tensor->deleter(tensor);
+    });
   });
   const dlpack::Tensor& tensor = managed->tensor;
   if (tensor.device.device_type != dlpack::kCpu && tensor.device.device_type != dlpack::kCudaHost) {

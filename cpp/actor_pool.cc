@@ -1,0 +1,246 @@
+#include "actor_pool.h"
+
+#include <chrono>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "errors.h"
+#include "rollout.h"
+
+namespace torchbeast {
+namespace {
+
+// How soon an actor whose environments are silent sees that a queue was closed.
+constexpr std::chrono::milliseconds kLookAround{200};
+
+// Adds the time that it lives.
+class Timer {
+ public:
+  explicit Timer(std::atomic<std::int64_t>& total) : total_(total), start_(Clock::now()) {}
+  ~Timer() {
+    total_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_).count();
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  std::atomic<std::int64_t>& total_;
+  const Clock::time_point start_;
+};
+
+// One row of agent state, seen as num_envs equal ones.
+ArrayNest repeat(const ArrayNest& state, std::int64_t num_envs) {
+  ArrayNest result = state;
+  for (Array& leaf : result.leaves) {
+    leaf.shape[1] = num_envs;
+    leaf.strides[1] = 0;
+  }
+  return result;
+}
+
+void check_initial_state(const ArrayNest& state) {
+  for (const Array& leaf : state.leaves) {
+    if (leaf.ndim() < 2 || leaf.shape[1] != 1) {
+      throw std::invalid_argument(
+          "The initial agent state must have a batch of one in dimension 1, got " +
+          to_string(leaf.shape));
+    }
+  }
+}
+
+void write_action(const ArrayNest& action, const ArrayNest& target) {
+  if (!action.structure->matches(*target.structure)) {
+    throw NestError("nests don't match: the environments expect an action " +
+                    target.structure->describe() + ", the agent gave " +
+                    action.structure->describe());
+  }
+  for (std::size_t i = 0; i < action.leaves.size(); ++i) {
+    const Array& from = action.leaves[i];
+    const Array& to = target.leaves[i];
+    if (from.dtype != to.dtype || from.shape != to.shape) {
+      throw std::invalid_argument("The environments expect an action " + to.dtype.name() + " " +
+                                  to_string(to.shape) + ", the agent gave " + from.dtype.name() +
+                                  " " + to_string(from.shape));
+    }
+    copy(from, to);
+  }
+}
+
+}  // namespace
+
+// The life of one actor: it waits for environments, plays with them until they are gone, and waits
+// for the next.
+class ActorPool::Actor {
+ public:
+  Actor(ActorPool& pool, const Lane& lane)
+      : pool_(pool), lane_(lane), num_envs_(lane.row.leaves.front().shape[1]) {}
+
+  void run() {
+    while (wait_for_rows()) {
+      play();
+      lane_.pass(Turn::kGone, Turn::kFree);
+    }
+  }
+
+ private:
+  // From the first row to the last.
+  void play() {
+    state_ = state_at_start_ = repeat(pool_.initial_agent_state_, num_envs_);
+    rollout_.emplace(lane_.row, pool_.unroll_length_, pool_.pool_);
+    rollout_->add_row(lane_.row);
+    for (;;) {
+      const ArrayNest output = ask_agent();
+      if (!lane_.pass(Turn::kAgent, Turn::kEnvironment) || !wait_for_rows()) break;
+      rollout_->add_row(lane_.row);
+      rollout_->add_output(output, pool_.pool_);
+      pool_.counts_.steps += num_envs_;
+      if (rollout_->is_full()) {
+        const Rollout full = std::move(*rollout_);
+        rollout_.emplace(full, pool_.pool_);
+        send(full);
+        state_at_start_ = state_;
+      }
+    }
+    finish();
+  }
+
+  // Whether there are rows to read; else the environments are gone or all is over.
+  bool wait_for_rows() {
+    const Timer timer(pool_.counts_.ns_for_environments);
+    for (;;) {
+      const Turn::State state =
+          lane_.turn.wait_while(Turn::kFree, Turn::kEnvironment, Clock::now() + kLookAround);
+      if (state == Turn::kAgent) return true;
+      if (state == Turn::kGone) {
+        if (rollout_) return false;
+        lane_.pass(Turn::kGone, Turn::kFree);
+      }
+      if (state == Turn::kClosed || pool_.is_over()) {
+        throw ClosedBatchingQueue("The lane or a queue was closed");
+      }
+    }
+  }
+
+  // Shows the newest row, writes the action to the lane and returns the output.
+  ArrayNest ask_agent() {
+    std::vector<ArrayNest> answer;
+    {
+      const Timer timer(pool_.counts_.ns_for_agent);
+      answer = children(pool_.inference_batcher_.compute(
+          tuple_of_nests({rollout_->newest_row(), state_}), poll_));
+    }
+    if (answer.size() != 2) {
+      throw std::invalid_argument("The agent must answer (output, new_agent_state), got " +
+                                  std::to_string(answer.size()) + " elements");
+    }
+    const std::vector<ArrayNest> outputs = children(answer[0]);
+    if (outputs.empty()) throw std::invalid_argument("The agent's output has no action");
+    write_action(outputs.front(), lane_.action);
+    state_ = std::move(answer[1]);
+    return std::move(answer[0]);
+  }
+
+  void send(const Rollout& rollout) {
+    const Timer timer(pool_.counts_.ns_for_learner);
+    pool_.learner_queue_.give(tuple_of_nests({rollout.contents(), state_at_start_}), poll_);
+    ++pool_.counts_.rollouts;
+  }
+
+  // What the environments left behind.
+  void finish() {
+    if (rollout_->pad()) {
+      send(*rollout_);
+      ++pool_.counts_.padded_rollouts;
+    } else if (rollout_->num_rows() > 1) {
+      ++pool_.counts_.dropped_rollouts;
+    }
+    rollout_.reset();
+  }
+
+  ActorPool& pool_;
+  const Lane& lane_;
+  const std::int64_t num_envs_;
+  ArrayNest state_;
+  ArrayNest state_at_start_;  // Of the rollout, before the agent saw its first row.
+  std::optional<Rollout> rollout_;
+  const Poll poll_ = [this] {
+    if (pool_.is_over()) throw ClosedBatchingQueue("The pool was closed");
+  };
+};
+
+ActorPool::ActorPool(std::int64_t unroll_length, BatchingQueue& learner_queue,
+                     DynamicBatcher& inference_batcher, ArrayNest initial_agent_state)
+    : unroll_length_(unroll_length),
+      learner_queue_(learner_queue),
+      inference_batcher_(inference_batcher),
+      initial_agent_state_(std::move(initial_agent_state)) {
+  if (unroll_length < 1) {
+    throw std::invalid_argument("unroll_length must be at least 1, got " +
+                                std::to_string(unroll_length));
+  }
+  check_initial_state(initial_agent_state_);
+}
+
+ActorPool::~ActorPool() { stop(); }
+
+void ActorPool::stop() {
+  close();  // Nobody adds a thread from here on.
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+}
+
+void ActorPool::add_lane(Lane lane) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (is_over()) {
+    lane.close();
+    return;
+  }
+  threads_.emplace_back([this, lane] { act(lane); });  // Ends no sooner than we let go of the lock.
+  lanes_.push_back(std::move(lane));
+  ++num_actors_;
+}
+
+void ActorPool::act(const Lane& lane) {
+  std::exception_ptr error;
+  try {
+    Actor(*this, lane).run();
+  } catch (const ClosedBatchingQueue&) {  // The regular end.
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lane.close();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (error && !error_) error_ = error;
+  --num_actors_;
+  ended_.notify_all();
+}
+
+bool ActorPool::is_over() const {
+  return closed_ || learner_queue_.is_closed() || inference_batcher_.is_closed();
+}
+
+void ActorPool::run(const Poll& poll) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  // In slices: closing a queue tells nobody here.
+  while (!error_ && !(is_over() && num_actors_ == 0)) {
+    wait(ended_, lock, Clock::now() + kLookAround, poll,
+         [this] { return error_ || (is_over() && num_actors_ == 0); });
+  }
+  if (error_) std::rethrow_exception(error_);
+}
+
+void ActorPool::close() {
+  closed_ = true;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Lane& lane : lanes_) lane.close();
+}
+
+std::int64_t ActorPool::num_actors() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return num_actors_;
+}
+
+}  // namespace torchbeast

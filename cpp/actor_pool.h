@@ -1,0 +1,109 @@
+// Carries rows and actions between environments and agent, and rollouts to the learner.
+//
+//   lane: rows ──► rollout ──► DynamicBatcher: the agent ──► lane: actions
+//                     └─ when full ──► BatchingQueue: the learner
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "array_nest.h"
+#include "batching_queue.h"
+#include "bell.h"
+#include "buffer_pool.h"
+#include "dynamic_batcher.h"
+#include "turn.h"
+#include "waiting.h"
+
+namespace torchbeast {
+
+// Memory that a group of K environments shares with its actor.
+struct Lane {
+  Turn turn;
+  ArrayNest row;     // [1, K, ...], a tuple of the fields in rollout.h.
+  ArrayNest action;  // [1, K, ...]
+  Bell bell = {};    // For environments that wait for many lanes at once.
+
+  // Passes the turn to the environments; false if it is not `from`.
+  bool pass(Turn::State from, Turn::State to) const {
+    if (!turn.pass(from, to)) return false;
+    bell.ring();
+    return true;
+  }
+
+  void close() const {
+    turn.close();
+    bell.ring();
+  }
+};
+
+// What the actors did so far, summed over all of them.
+struct ActorCounts {
+  std::atomic<std::int64_t> steps{0};
+  std::atomic<std::int64_t> rollouts{0};
+  std::atomic<std::int64_t> padded_rollouts{0};
+  std::atomic<std::int64_t> dropped_rollouts{0};
+  std::atomic<std::int64_t> ns_for_environments{0};  // Time spent waiting for ...
+  std::atomic<std::int64_t> ns_for_agent{0};
+  std::atomic<std::int64_t> ns_for_learner{0};
+};
+
+// One thread a lane. The agent gets (row, agent_state) and answers (output, new_agent_state), where
+// output is a tuple whose first element is the action. The learner gets
+// ((rows, outputs), agent_state at row 0). All have the batch in dimension 1.
+class ActorPool {
+ public:
+  // The queues must outlive the pool. The initial state has a batch of one.
+  ActorPool(std::int64_t unroll_length, BatchingQueue& learner_queue,
+            DynamicBatcher& inference_batcher, ArrayNest initial_agent_state);
+
+  // Ends all actors and waits for them.
+  ~ActorPool();
+  ActorPool(const ActorPool&) = delete;
+  ActorPool& operator=(const ActorPool&) = delete;
+
+  // Starts an actor for the lane. Environments may come and go on it; it ends when it is closed.
+  void add_lane(Lane lane);
+
+  // Waits until a queue or the pool is closed and the actors have ended. Throws what went wrong in
+  // an actor.
+  void run(const Poll& poll = {});
+
+  // Closes all lanes and ends all actors; returns at once.
+  void close();
+
+  // Closes and waits for the actors; nothing can be added any more.
+  void stop();
+
+  std::int64_t num_actors() const;  // That have not ended.
+  const ActorCounts& counts() const { return counts_; }
+
+ private:
+  class Actor;
+
+  bool is_over() const;
+  void act(const Lane& lane);
+
+  const std::int64_t unroll_length_;
+  BatchingQueue& learner_queue_;
+  DynamicBatcher& inference_batcher_;
+  const ArrayNest initial_agent_state_;
+  BufferPool pool_;
+  ActorCounts counts_;
+  std::atomic<bool> closed_{false};
+
+  mutable std::mutex mutex_;  // Of what follows.
+  std::condition_variable ended_;
+  std::vector<Lane> lanes_;
+  std::vector<std::thread> threads_;
+  std::int64_t num_actors_ = 0;
+  std::exception_ptr error_;
+};
+
+}  // namespace torchbeast

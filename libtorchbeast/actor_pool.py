@@ -1,0 +1,88 @@
+"""`ActorPool`: actors in C++ threads, one for each lane."""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import nest
+from libtorchbeast import _C
+from libtorchbeast.lanes import Lane
+
+if TYPE_CHECKING:
+    from libtorchbeast.rpc.security import Security
+
+NUM_PLAIN_FIELDS = 5  # observation, reward, done, episode_step, episode_return
+POLL_S = 0.1
+JOIN_S = 30.0
+
+
+class ActorPool(_C.ActorPool):
+    """Carries rows and actions between lanes and agent, and rollouts to the learner.
+
+    The agent consumes `inference_batcher`: it gets `(row, agent_state)`, all [1, B, ...], and
+    answers `((action, ...), new_agent_state)`. The learner consumes `learner_queue`: it gets
+    `((rows, outputs), agent_state)` with T+1 rows, where output t led to row t, and the agent's
+    state before row 0. A row is the tuple of `specs.ROW_FIELDS`, or its first five fields for
+    environments at `env_server_addresses`.
+    """
+
+    def __init__(
+        self,
+        unroll_length: int,
+        learner_queue: _C.BatchingQueue,
+        inference_batcher: _C.DynamicBatcher,
+        env_server_addresses: Sequence[str] = (),
+        initial_agent_state: Any = (),
+        security: "Security | None" = None,
+    ) -> None:
+        """Each address, `unix:/path` or `host:port` of a `Server`, gets one stream."""
+        super().__init__(unroll_length, learner_queue, inference_batcher, initial_agent_state)
+        self._addresses = list(env_server_addresses)
+        self._security = security
+
+    def add_lane(self, lane: Lane, num_fields: int | None = None) -> None:  # type: ignore[override]
+        """Start an actor for a lane, with the first `num_fields` of its rows (default: all)."""
+        rows = nest.map(lambda array: array[None], lane.rows[:num_fields])
+        actions = nest.map(lambda array: array[None], lane.actions)
+        super().add_lane(lane.turn, rows, actions, lane.bell_fd)
+
+    def run(self) -> None:
+        """Wait until a queue is closed and all actors have ended; raise what went wrong in one.
+
+        With addresses: an exception in an environment is a RuntimeError here. A server that is
+        not there yet, or goes away, is called again and again.
+        """
+        if not self._addresses:
+            super().run()
+            return
+        from libtorchbeast.rpc.gateways import Gateways
+
+        errors: list[BaseException] = []
+        gateways = Gateways(
+            add_lane=lambda lane: self.add_lane(lane, NUM_PLAIN_FIELDS),
+            server_addresses=self._addresses,
+            security=self._security,
+            knows_truncation=False,
+            on_environment_error=lambda text: errors.append(RuntimeError(text)),
+        )
+        ended = threading.Event()
+
+        def watch() -> None:
+            try:
+                while not errors and not ended.wait(POLL_S):
+                    gateways.poll()
+            except BaseException as error:
+                errors.append(error)
+            if errors:
+                self.close()
+
+        watcher = threading.Thread(target=watch, name="gateways")
+        watcher.start()
+        try:
+            super().run()
+        finally:
+            ended.set()
+            watcher.join(JOIN_S)
+            gateways.close()
+        if errors:
+            raise errors[0]

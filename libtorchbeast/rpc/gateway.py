@@ -1,0 +1,364 @@
+"""A gateway: a process in which gRPC streams end and lanes begin.
+
+    environments ── gRPC ──► gateway ── lanes ──► actors in the learner's process
+
+Started by `Gateways` (gateways.py) as `python -m libtorchbeast.rpc.gateway CONFIG`. Everything that
+comes from outside is read and checked here; the learner's process sees rows of numbers only. One
+event loop serves all streams: in a trial, a thread for each of 256 streams was less than half as
+fast, and some streams got nearly a hundred times as many turns as others.
+"""
+
+import asyncio
+import os
+import random
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+import nest
+from libtorchbeast.lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
+from libtorchbeast.rpc.control import ControlSocket
+from libtorchbeast.rpc.gateway_config import (
+    DESCRIPTORS_PER_STREAM,
+    GatewayConfig,
+    allow_descriptors,
+)
+from libtorchbeast.rpc.lane_pool import LanePool, learner_is_ending
+from libtorchbeast.rpc.messages import (
+    ENVIRONMENTS_METHOD,
+    LEARNER_METHOD,
+    EnvironmentFailed,
+    Greeting,
+    Hello,
+    Refused,
+    decode_hello,
+    encode_greeting,
+    printable,
+    status_text,
+)
+from libtorchbeast.rpc.security import (
+    Address,
+    ConnectionRate,
+    Limits,
+    Security,
+    check_token,
+    server_options,
+)
+from libtorchbeast.rpc.steps import StepReader, encode_actions
+from libtorchbeast.worker import exit_if_orphaned, set_up_process
+
+WATCH_S = 0.5  # how often streams are looked at for what takes too long
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between two calls of an address
+LOOK_FOR_SOCKET_S = 0.5
+SAME_TEXT_S = 60.0  # the same sentence is told once in so long
+MAX_TEXTS = 1000
+STOP_S = 1.0
+
+Read = Callable[[], Awaitable[Any]]
+Write = Callable[[bytes], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream, as its watchers see it."""
+
+    peer: str
+    task: asyncio.Task[Any] | None = None
+    deadline: float | None = None
+    ended_by: Refused | None = None
+    num_steps: int = 0
+
+    def expect(self, seconds: float | None) -> None:
+        """What comes next must not take longer."""
+        self.deadline = None if seconds is None else time.monotonic() + seconds
+
+    def end(self, why: Refused) -> None:
+        if self.ended_by is None and self.task is not None:
+            self.ended_by = why
+            self.task.cancel()
+
+
+class Gateway:
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._security = Security.from_json(config.security)
+        self._limits = Limits(**config.limits)
+        self._token = self._security.read_token()
+        self._control = ControlSocket(socket.socket(fileno=config.control_fd))
+        self._lanes = LanePool(config.bell_fd, lambda **wish: self._tell("lane", **wish))
+        self._rate = ConnectionRate(self._limits)
+        self._streams: set[Stream] = set()
+        self._told: dict[str, float] = {}
+        self._stopped = asyncio.Event()
+        self._num_playing = 0
+
+    async def run(self) -> None:
+        """Until the learner says so, or is gone."""
+        server = None
+        try:
+            if self._config.listen:
+                server, addresses = await self._listen()
+                self._tell("ready", addresses=addresses)
+            else:
+                self._tell("ready", addresses=[])
+        except (OSError, ValueError, RuntimeError) as error:
+            self._tell("failed", text=str(error))
+            return
+        self._lanes.start()
+        asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
+        tasks = [asyncio.create_task(self._dial(address)) for address in self._config.dial]
+        tasks.append(asyncio.create_task(self._watch()))
+        await self._stopped.wait()
+        for stream in list(self._streams):
+            stream.end(learner_is_ending())
+        for task in tasks:
+            task.cancel()
+        if server is not None:
+            await server.stop(STOP_S)
+        self._lanes.stop()
+
+    # The learner.
+
+    def _tell(self, kind: str, **values: Any) -> None:
+        try:
+            self._control.send(kind, **values)
+        except OSError:
+            self._stopped.set()
+
+    def _report(self, text: str, peer: str, kind: str = "warning") -> None:
+        """To the learner's log, but not the same sentence again and again."""
+        now = time.monotonic()
+        if now - self._told.get(text, -SAME_TEXT_S) < SAME_TEXT_S:
+            return
+        self._told.pop(text, None)
+        self._told[text] = now
+        if len(self._told) > MAX_TEXTS:
+            self._told.pop(next(iter(self._told)))
+        self._tell(kind, text=text, peer=peer)
+
+    def _hear(self) -> None:
+        try:
+            for message in self._control.receive():
+                kind = message["kind"]
+                if kind == "lane":
+                    names = ("id", "fd", "spec", "num_actions", "num_envs")
+                    self._lanes.grant(**{name: message[name] for name in names})
+                elif kind == "refuse":
+                    self._lanes.refuse(message["id"], message["code"], message["text"])
+                else:
+                    assert kind == "stop"
+                    self._stopped.set()
+        except EOFError:
+            self._stopped.set()
+
+    async def _watch(self) -> None:
+        """End streams that let us wait too long, and this process with its parent."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            exit_if_orphaned(self._config.parent)
+            self._tell("alive")
+            now = time.monotonic()
+            for stream in list(self._streams):
+                if stream.deadline is not None and stream.deadline < now:
+                    what = "read its actions" if stream.num_steps else "introduced itself"
+                    stream.end(
+                        Refused("DEADLINE_EXCEEDED", f"The other end has not {what} in time.")
+                    )
+
+    # Streams.
+
+    async def _play(self, stream: Stream, hello: Hello, read: Read, write: Write,
+                    accept: bytes | None) -> None:  # fmt: skip
+        """Carry rows and actions until the environments leave."""
+        stream.expect(None)
+        lane = await self._lanes.acquire(hello)
+        self._num_playing += 1
+        self._tell("streams", number=self._num_playing)
+        try:
+            if accept is not None:
+                stream.expect(self._limits.write_s)
+                await write(accept)
+                stream.expect(None)
+            await self._carry(stream, lane, read, write)
+        except LaneClosed as error:
+            raise learner_is_ending() from error
+        finally:
+            self._lanes.release(lane)
+            self._num_playing -= 1
+            self._tell("streams", number=self._num_playing)
+
+    async def _carry(self, stream: Stream, lane: Lane, read: Read, write: Write) -> None:
+        reader = StepReader(lane.spec, lane.num_envs, lane.rows)
+        actions = nest.flatten(lane.actions)
+        last_actions = nest.flatten(lane.rows[-1])
+        for last in last_actions:
+            last[...] = 0
+        writing: asyncio.Task[None] | None = None
+        try:
+            while (data := await read()) is not grpc.aio.EOF:
+                reader.read(data)
+                lane.send_rows()
+                if await self._lanes.wait_while(lane, AGENT) != ENVIRONMENT:
+                    raise learner_is_ending()
+                for last, action in zip(last_actions, actions, strict=True):
+                    last[...] = action
+                stream.num_steps += 1
+                if writing is not None:
+                    await writing
+                # The answer may come before grpc says that all was sent: wait for both at once.
+                stream.expect(self._limits.write_s)
+                writing = asyncio.ensure_future(write(encode_actions(lane.actions)))
+                writing.add_done_callback(lambda _: stream.expect(None))
+            if writing is not None:
+                await writing
+        finally:
+            if writing is not None:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+
+    # Environments that dial in.
+
+    async def _listen(self) -> tuple[Any, list[str]]:
+        server = grpc.aio.server(
+            options=server_options(self._limits, self._config.share_port),
+            maximum_concurrent_rpcs=2 * self._limits.max_streams,
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        service, method = LEARNER_METHOD
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        addresses = [self._security.add_port(server, address) for address in self._config.listen]
+        await server.start()
+        return server, addresses
+
+    async def _serve(self, requests: Any, context: Any) -> None:
+        """One stream of environments that dialled in."""
+        task = asyncio.current_task()
+        assert task is not None
+        stream = Stream(context.peer(), task)
+        self._streams.add(stream)
+        stream.expect(self._limits.handshake_s)
+        refused = None
+        try:
+            if self._stopped.is_set():
+                raise learner_is_ending()
+            if len(self._streams) > self._limits.max_streams:
+                raise Refused(
+                    "RESOURCE_EXHAUSTED",
+                    f"This gateway takes {self._limits.max_streams} streams, and all are in use.",
+                )
+            self._rate.take(stream.peer)
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                return
+            hello = decode_hello(data, self._limits.max_message_bytes)
+            check_token(self._token, hello.token)
+            accept = encode_greeting(
+                Greeting("learner", knows_truncation=self._config.knows_truncation)
+            )
+            await self._play(stream, hello, context.read, context.write, accept)
+        except Refused as error:
+            refused = error
+        except EnvironmentFailed as error:
+            self._report(printable_lines(str(error)), stream.peer, "environment_failed")
+        except asyncio.CancelledError:
+            if stream.ended_by is None:
+                raise  # the other end is gone
+            task.uncancel()
+            refused = stream.ended_by
+        except Exception:
+            self._report(traceback.format_exc(), stream.peer)
+            refused = Refused("INTERNAL", "Something is wrong in the gateway; see its log.")
+        finally:
+            self._streams.discard(stream)
+        if refused is not None:
+            if refused.code != "UNAVAILABLE":
+                self._report(f"Environments were refused: {refused}", stream.peer)
+            await context.abort(grpc.StatusCode[refused.code], status_text(str(refused)))
+
+    # Environments that listen.
+
+    async def _dial(self, address: str) -> None:
+        """Call an address for ever; whoever is there may come and go."""
+        pause_s = FIRST_PAUSE_S
+        path = Address.parse(address).path
+        while not self._stopped.is_set():
+            if path and not os.path.exists(path):  # nobody to call, and nothing to say about it
+                await asyncio.sleep(LOOK_FOR_SOCKET_S)
+                continue
+            num_steps = await self._dial_once(address)
+            pause_s = FIRST_PAUSE_S if num_steps else min(2 * pause_s, MAX_PAUSE_S)
+            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
+
+    async def _dial_once(self, address: str) -> int:
+        """One call, from its start to its end; returns the number of steps."""
+        stream = Stream(address)
+        stream.expect(self._limits.handshake_s)
+        stream.task = asyncio.create_task(self._call(stream))
+        self._streams.add(stream)
+        try:
+            await stream.task
+        except Refused as error:
+            self._report(f"The environments at {address} do not fit: {error}", address)
+        except EnvironmentFailed as error:
+            self._report(printable_lines(str(error)), address, "environment_failed")
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+            what = "went away" if stream.num_steps else "cannot be reached yet"
+            self._report(f"The environments at {address} {what}: {details}", address, "info")
+        except asyncio.CancelledError:
+            stream.task.cancel()
+            if stream.ended_by is None or self._stopped.is_set():
+                raise
+            self._report(f"The environments at {address}: {stream.ended_by}", address)
+        except Exception:
+            self._report(traceback.format_exc(), address)
+        finally:
+            self._streams.discard(stream)
+        return stream.num_steps
+
+    async def _call(self, stream: Stream) -> None:
+        channel = self._security.aio_channel(stream.peer, self._limits.max_message_bytes)
+        try:
+            call = channel.stream_stream("/" + "/".join(ENVIRONMENTS_METHOD))()
+            greeting = Greeting("learner", self._token, self._config.knows_truncation)
+            await call.write(encode_greeting(greeting))
+            data = await call.read()
+            if data is not grpc.aio.EOF:
+                hello = decode_hello(data, self._limits.max_message_bytes)
+                await self._play(stream, hello, call.read, call.write, None)
+            code = await call.code()
+            if code != grpc.StatusCode.OK:
+                details = printable(await call.details() or code.name)
+                if code == grpc.StatusCode.UNAVAILABLE:
+                    raise asyncio.InvalidStateError(details)
+                raise Refused(code.name, details)
+        finally:
+            await channel.close()
+
+
+def printable_lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.splitlines())
+
+
+async def run(config: GatewayConfig) -> None:
+    await Gateway(config).run()
+
+
+def main(text: str) -> None:
+    config = GatewayConfig.from_json(text)
+    set_up_process(config.parent)
+    allow_descriptors(DESCRIPTORS_PER_STREAM * config.limits["max_streams"])
+    asyncio.run(run(config))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,147 @@
+"""A gateway's lanes: asked of the learner, lent to one stream after the other, waited for together.
+
+An event loop cannot wait for a word in shared memory. So the actors ring a bell, one descriptor for
+all lanes of a gateway, whenever they pass a turn; each time it rings the loop looks at those lanes
+that somebody waits for.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from libtorchbeast.lanes import CLOSED, GONE, Lane, LaneClosed
+from libtorchbeast.rpc.messages import Hello, Refused, check_fit
+from libtorchbeast.specs import Spec
+
+LOOK_AROUND_S = 0.2  # for turns that change without the bell: lanes that are closed
+GRANT_S = 120.0  # until the learner must have given a lane: it may be building its model
+FREE_S = 60.0  # until the actor must have put away the lane's last rollout
+
+
+class LanePool:
+    """Lends lanes of one spec to streams."""
+
+    def __init__(self, bell_fd: int, ask: Callable[..., None]) -> None:
+        """`ask(id=..., num_envs=..., ...)` asks the learner for a lane."""
+        self._bell_fd = bell_fd
+        self._ask = ask
+        self._free: dict[int, list[Lane]] = defaultdict(list)  # by num_envs
+        self._asked: dict[int, asyncio.Future[Lane]] = {}
+        self._num_asked = 0
+        self._waiting: dict[Lane, tuple[Any, asyncio.Future[Any]]] = {}
+        self._spec: Spec | None = None  # what all lanes are like; the first one tells
+        self._num_actions: int | None = None
+        self._look_around: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        os.set_blocking(self._bell_fd, False)
+        asyncio.get_running_loop().add_reader(self._bell_fd, self._hear)
+        self._look_around = asyncio.create_task(self._look_now_and_then())
+
+    def stop(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._bell_fd)
+        if self._look_around is not None:
+            self._look_around.cancel()
+
+    async def acquire(self, hello: Hello) -> Lane:
+        """A lane for a stream, free to be written; `Refused` if there is none to be had."""
+        check_fit(self._spec, self._num_actions, hello.spec, hello.num_actions)
+        lane = self._take_free(hello.num_envs) or await self._new_lane(hello)
+        try:
+            async with asyncio.timeout(FREE_S):
+                await self.wait_while(lane, GONE)
+            lane.attach(0)
+        except TimeoutError as error:
+            self.release(lane)
+            raise Refused("UNAVAILABLE", "The learner is busy with what it has; wait.") from error
+        except LaneClosed as error:
+            raise learner_is_ending() from error
+        except BaseException:
+            self.release(lane)
+            raise
+        return lane
+
+    def release(self, lane: Lane) -> None:
+        """The stream is over, whatever it left behind."""
+        lane.turn.abandon()
+        self._free[lane.num_envs].append(lane)
+
+    async def wait_while(self, lane: Lane, state: Any) -> Any:
+        """The lane's first other state."""
+        now = lane.turn.state
+        if now != state:
+            return now
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[lane] = (state, future)
+        try:
+            return await future
+        finally:
+            del self._waiting[lane]
+
+    def grant(self, id: int, fd: int, spec: Any, num_actions: int | None, num_envs: int) -> None:
+        """The learner gave a lane."""
+        self._spec, self._num_actions = Spec.from_json(spec), num_actions
+        lane = Lane(fd, self._spec, num_envs)
+        lane.release()  # the memory stays mapped, and descriptors are scarce
+        future = self._asked.get(id)
+        if future is None or future.done():
+            self._free[num_envs].append(lane)  # who asked for it has left
+        else:
+            future.set_result(lane)
+
+    def refuse(self, id: int, code: str, text: str) -> None:
+        future = self._asked.get(id)
+        if future is not None and not future.done():
+            future.set_exception(Refused(code, text))
+
+    def _take_free(self, num_envs: int) -> Lane | None:
+        """One that can be had at once if there is one, else one that will be free soon."""
+        lanes = self._free[num_envs]
+        for lane in [lane for lane in lanes if lane.turn.state == CLOSED]:
+            lanes.remove(lane)
+        if not lanes:
+            return None
+        lane = min(lanes, key=lambda lane: lane.turn.state == GONE)
+        lanes.remove(lane)
+        return lane
+
+    async def _new_lane(self, hello: Hello) -> Lane:
+        self._num_asked += 1
+        id = self._num_asked
+        self._asked[id] = asyncio.get_running_loop().create_future()
+        self._ask(
+            id=id,
+            num_envs=hello.num_envs,
+            spec=hello.spec.to_json(),
+            num_actions=hello.num_actions,
+        )
+        try:
+            async with asyncio.timeout(GRANT_S):
+                return await self._asked[id]
+        except TimeoutError as error:
+            raise Refused("UNAVAILABLE", "The learner is not ready yet; try again.") from error
+        finally:
+            del self._asked[id]
+
+    def _hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._bell_fd, 1 << 16)
+        self._look()
+
+    def _look(self) -> None:
+        for lane, (state, future) in self._waiting.items():
+            now = lane.turn.state
+            if now != state and not future.done():
+                future.set_result(now)
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AROUND_S)
+            self._look()
+
+
+def learner_is_ending() -> Refused:
+    return Refused("UNAVAILABLE", "The learner is ending; try again later.")

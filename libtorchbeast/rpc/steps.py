@@ -1,0 +1,241 @@
+"""Steps and actions to and from the wire: what moves the bytes, and what checks them.
+
+Observations are most of what travels. They are never made into messages' fields: they are put
+behind the small fields when a Step is written, and cut out of it in place when it is read.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+import nest
+from libtorchbeast.rpc import env_pb2 as pb
+from libtorchbeast.rpc.messages import MAX_TEXT, EnvironmentFailed, Refused, invalid, parse
+from libtorchbeast.specs import ArraySpec, Spec
+
+_LENGTH_DELIMITED = 2  # protobuf's wire type of bytes and messages
+_OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_MAX_COUNT = 2**31 - 1
+
+
+def encode_step(row: dict[str, Any]) -> bytes:
+    """A row [K, ...] as an EnvironmentMessage; observations may have any strides."""
+    small = pb.Step(
+        reward=row["reward"].tolist(),
+        done=row["done"].tolist(),
+        episode_step=row["episode_step"].tolist(),
+        episode_return=row["episode_return"].tolist(),
+    )
+    if row["truncated"].any():
+        small.truncated.extend(row["truncated"].tolist())
+    parts: list[Any] = [small.SerializeToString()]
+    for leaf in nest.flatten(row["frame"]):
+        parts += [bytes([_OBSERVATION]) + _varint(leaf.nbytes), _bytes_of(leaf)]
+    size = sum(len(part) for part in parts)
+    return b"".join([bytes([_STEP]) + _varint(size), *parts])
+
+
+def encode_actions(actions: Any) -> bytes:
+    """A nest of arrays [K, ...] as an AgentMessage."""
+    leaves = [_bytes_of(leaf).tobytes() for leaf in nest.flatten(actions)]
+    return pb.AgentMessage(actions=pb.Actions(action=leaves)).SerializeToString()
+
+
+class StepReader:
+    """Writes the Steps of one stream into the rows of a lane."""
+
+    def __init__(self, spec: Spec, num_envs: int, rows: tuple[Any, ...]) -> None:
+        frame, self._reward, self._done, self._step, self._return, self._truncated = rows[:6]
+        self._num_envs = num_envs
+        self._leaves = nest.flatten(frame)
+        self._arrays = [
+            ArrayReader(leaf_spec, num_envs, f"Observation {i}")
+            for i, leaf_spec in enumerate(nest.flatten(spec.observation))
+        ]
+        self._is_first = True
+
+    def read(self, data: bytes) -> None:
+        """One message into the lane, or `Refused` or `EnvironmentFailed`. Any bytes may come."""
+        observations, small = split_step(data)
+        step = parse(pb.Step, small)
+        if len(observations) != len(self._arrays):
+            raise invalid(
+                f"A Step must have {len(self._arrays)} observations, got {len(observations)}."
+            )
+        # Lists are faster than arrays for as few numbers as there are.
+        reward = self._numbers(step.reward, "reward")
+        done = self._numbers(step.done, "done")
+        count = self._numbers(step.episode_step, "episode_step")
+        total = self._numbers(step.episode_return, "episode_return")
+        truncated = self._numbers(step.truncated, "truncated") if step.truncated else []
+        _check_finite(reward, "reward")
+        _check_finite(total, "episode_return")
+        if max(count) > _MAX_COUNT:
+            raise invalid(f"episode_step must be at most {_MAX_COUNT}, got {max(count)}.")
+        if self._is_first and not all(done):
+            raise invalid("In the first Step of a stream every done must be true, got a false.")
+        if any(t and not d for t, d in zip(truncated, done, strict=False)):
+            raise invalid("A truncated environment must be done, too, got one that is not.")
+        arrays = [array.read(leaf) for array, leaf in zip(self._arrays, observations, strict=True)]
+
+        for view, array in zip(self._leaves, arrays, strict=True):
+            view[...] = array
+        self._reward[...] = reward
+        self._done[...] = done
+        self._step[...] = count
+        self._return[...] = total
+        self._truncated[...] = truncated or False
+        self._is_first = False
+
+    def _numbers(self, values: Any, name: str) -> list[Any]:
+        if len(values) != self._num_envs:
+            raise invalid(
+                f"A Step must have {self._num_envs} of {name}, one for each environment, "
+                f"got {len(values)}."
+            )
+        return list(values)
+
+
+def _check_finite(values: list[float], name: str) -> None:
+    # Floats of 32 bits cannot overflow a sum of 64, so that only what is not finite spoils it.
+    if not math.isfinite(sum(values)):
+        bad = next(value for value in values if not math.isfinite(value))
+        raise invalid(f"Every {name} must be finite, got {bad}.")
+
+
+class ActionsReader:
+    """Reads the actions of one stream."""
+
+    def __init__(self, spec: Spec, num_envs: int) -> None:
+        self._spec = spec.action
+        self._arrays = [
+            ArrayReader(leaf, num_envs, f"Action {i}")
+            for i, leaf in enumerate(nest.flatten(spec.action))
+        ]
+
+    def read(self, data: bytes) -> Any:
+        """A nest of arrays [K, ...]; they share memory with the message."""
+        message = parse(pb.AgentMessage, data)
+        kind = message.WhichOneof("message")
+        if kind != "actions":
+            raise invalid(f"Expected Actions, got {kind or 'an empty message'}.")
+        leaves = message.actions.action
+        if len(leaves) != len(self._arrays):
+            raise invalid(f"Expected {len(self._arrays)} actions, got {len(leaves)}.")
+        arrays = [reader.read(leaf) for reader, leaf in zip(self._arrays, leaves, strict=True)]
+        return nest.pack_as(self._spec, arrays)
+
+
+class ArrayReader:
+    """Bytes from outside to an array of a known dtype and shape [K, ...]."""
+
+    def __init__(self, spec: ArraySpec, num_envs: int, name: str) -> None:
+        self._dtype = np.dtype(spec.dtype).newbyteorder("<")
+        self._shape = (num_envs, *spec.shape)
+        self._num_bytes = math.prod(self._shape) * self._dtype.itemsize
+        self._name = name
+
+    def read(self, data: Any) -> np.ndarray:
+        if len(data) != self._num_bytes:
+            raise invalid(
+                f"{self._name} must have {self._num_bytes} bytes "
+                f"({self._dtype.name}{list(self._shape)}), got {len(data)}."
+            )
+        if self._dtype.kind == "b" and np.frombuffer(data, np.uint8).max() > 1:
+            raise invalid(f"{self._name} is bool: every byte must be 0 or 1, got another.")
+        array = np.frombuffer(data, self._dtype).reshape(self._shape)
+        if self._dtype.kind == "f" and not np.isfinite(array).all():
+            raise invalid(f"{self._name} must be finite, got infinity or not-a-number in it.")
+        return array
+
+
+def split_step(data: bytes) -> tuple[list[memoryview], bytes]:
+    """An EnvironmentMessage with a Step to its observations, in place, and all its other fields.
+
+    Only what this needs of the wire format is read here; protobuf itself reads the rest.
+    """
+    if not data or data[0] != _STEP:
+        raise _not_a_step(data)
+    size, start = _read_varint(data, 1)
+    if start + size != len(data):
+        raise _not_a_step(data)
+    view = memoryview(data)
+    observations: list[memoryview] = []
+    others: list[memoryview] = []
+    while start < len(data):
+        if data[start] == _OBSERVATION:
+            size, begin = _read_varint(data, start + 1)
+            end = begin + size
+            if end > len(data):
+                raise invalid(f"Observation {len(observations)} is longer than its message.")
+            observations.append(view[begin:end])
+        else:
+            end = _end_of_field(data, start)
+            others.append(view[start:end])
+        start = end
+    return observations, b"".join(others)
+
+
+def _not_a_step(data: bytes) -> Exception:
+    """What came instead of a Step, or a Step in a form that is not the usual one."""
+    message = parse(pb.EnvironmentMessage, data)
+    kind = message.WhichOneof("message")
+    if kind == "failure":
+        return EnvironmentFailed(message.failure.text[:MAX_TEXT])
+    if kind == "step":
+        return invalid("A message must hold one Step and nothing else.")
+    return invalid(f"Expected a Step, got {kind or 'an empty message'}.")
+
+
+def _end_of_field(data: bytes, start: int) -> int:
+    """Where the field that starts here ends."""
+    tag, position = _read_varint(data, start)
+    wire_type = tag & 7
+    if wire_type == 0:
+        _, position = _read_varint(data, position)
+    elif wire_type == 1:
+        position += 8
+    elif wire_type == _LENGTH_DELIMITED:
+        size, position = _read_varint(data, position)
+        position += size
+    elif wire_type == 5:
+        position += 4
+    else:
+        raise invalid(f"The message has a field of the unknown kind {wire_type}.")
+    if position > len(data):
+        raise invalid("The message ends in the middle of a field.")
+    return position
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number that starts here, and where it ends."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if position >= len(data):
+            raise invalid("The message ends in the middle of a number.")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise invalid("The message has a number of more than 64 bits.")
+
+
+def _varint(value: int) -> bytes:
+    digits = bytearray()
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """An array's elements as the wire wants them, without a copy if they lie so already."""
+    little = array.dtype.newbyteorder("<")
+    return np.ascontiguousarray(array, little).reshape(-1).view(np.uint8).data
+
+
+__all__ = ["ActionsReader", "Refused", "StepReader", "encode_actions", "encode_step", "split_step"]

@@ -1,0 +1,166 @@
+"""Lanes: the memory that environments and actor share."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from libtorchbeast import _C
+from libtorchbeast.lanes import (
+    AGENT,
+    ALIGNMENT,
+    CLOSED,
+    ENVIRONMENT,
+    FREE,
+    GONE,
+    Lane,
+    LaneClosed,
+    anonymous_memory,
+    lane_size,
+)
+from libtorchbeast.specs import ROW_FIELDS, ArraySpec, Spec
+
+SPEC = Spec(
+    {"image": ArraySpec("uint8", (3, 5)), "parts": (ArraySpec("float64"), ArraySpec("bool", (7,)))},
+    {"move": ArraySpec("int64"), "force": ArraySpec("float32", (2,))},
+)
+K = 3
+
+
+@pytest.fixture
+def lane():
+    lane = Lane.create(SPEC, K)
+    yield lane
+    lane.close()
+
+
+def leaves_of(nest):
+    if isinstance(nest, dict):
+        return [leaf for key in sorted(nest) for leaf in leaves_of(nest[key])]
+    if isinstance(nest, tuple):
+        return [leaf for part in nest for leaf in leaves_of(part)]
+    return [nest]
+
+
+def test_views_are_aligned_apart_and_of_the_right_kind(lane):
+    views = leaves_of((lane.rows, lane.actions))
+    specs = leaves_of((SPEC.row, SPEC.action))
+    spans = []
+    for view, spec in zip(views, specs, strict=True):
+        assert view.dtype == spec.dtype
+        assert view.shape == (K, *spec.shape)
+        address = view.__array_interface__["data"][0]
+        assert address % ALIGNMENT == 0
+        spans.append((address, address + view.nbytes))
+    spans.sort()
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_both_ends_see_the_same_memory(lane):
+    other = Lane(os.dup(lane.fd), SPEC, K)
+    lane.rows[0]["image"][...] = 7
+    lane.actions["move"][...] = [1, 2, 3]
+    assert (other.rows[0]["image"] == 7).all()
+    assert other.actions["move"].tolist() == [1, 2, 3]
+    lane.attach(1)
+    lane.send_rows()
+    assert other.turn.state == AGENT
+    assert other.num_passes == 1
+    other.release()
+
+
+def test_a_row_is_written_field_by_field(lane):
+    row = {name: np.zeros(K, bool) for name in ROW_FIELDS}
+    row["frame"] = {
+        "parts": (np.arange(K) / 2, np.ones((K, 7), bool)),
+        "image": np.arange(K * 15).reshape(K, 3, 5).astype(np.uint8),
+    }
+    row["last_action"] = {"move": np.arange(K), "force": np.ones((K, 2))}
+    row["reward"] = np.array([1.5, -2, 0])
+    lane.write(row)
+    assert lane.rows[0]["image"][2, 2, 4] == 44
+    assert lane.rows[0]["parts"][0].tolist() == [0, 0.5, 1]
+    assert lane.rows[1].tolist() == [1.5, -2, 0]
+    assert lane.rows[6]["move"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"must hold float32\(3,\), got shape \(\)"):
+        lane.write({**row, "reward": 1.0})
+
+
+def test_the_turn_goes_round(lane):
+    lane.attach(1)
+    lane.send_rows()
+    assert not lane.wait_for_actions(0.01)  # the agent takes its time
+    assert lane.turn.pass_on(AGENT, ENVIRONMENT)
+    assert lane.wait_for_actions(1)
+    lane.send_rows()
+    assert lane.turn.state == AGENT
+
+
+def test_waiting_ends_when_the_lane_is_closed(lane):
+    lane.attach(1)
+    lane.send_rows()
+    threading.Timer(0.05, lane.turn.close).start()
+    start = time.monotonic()
+    with pytest.raises(LaneClosed):
+        lane.wait_for_actions(30)
+    assert time.monotonic() - start < 10
+    with pytest.raises(LaneClosed):
+        lane.attach(1)
+    with pytest.raises(LaneClosed):
+        lane.send_rows()
+
+
+def test_an_abandoned_lane_is_free_when_its_rollout_was_taken(lane):
+    lane.attach(1)
+    lane.send_rows()
+    lane.turn.abandon()
+    assert lane.turn.state == GONE
+    with pytest.raises(TimeoutError):
+        lane.attach(0.01)
+    with pytest.raises(LaneClosed):
+        lane.send_rows()  # who was declared gone has no turn any more
+    assert lane.turn.pass_on(GONE, FREE)
+    with pytest.raises(LaneClosed):
+        lane.send_rows()  # nor when the lane is free for others
+    lane.attach(1)
+    lane.send_rows()
+    with pytest.raises(RuntimeError, match="in use"):
+        Lane(os.dup(lane.fd), SPEC, K).attach(0.01)
+
+
+def test_the_memory_has_no_name_and_goes_with_the_last_process():
+    before = set(os.listdir("/dev/shm"))
+    program = (
+        "import os; from libtorchbeast.lanes import Lane; from tests.test_lanes import SPEC\n"
+        "lane = Lane.create(SPEC, 3); lane.rows[1][...] = 1; os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -9
+    assert set(os.listdir("/dev/shm")) == before
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_every_way_to_get_memory_leaves_no_name_behind(portable):
+    before = set(os.listdir("/dev/shm"))
+    fd = anonymous_memory(lane_size(SPEC, K), portable)
+    assert os.fstat(fd).st_size == lane_size(SPEC, K)
+    assert set(os.listdir("/dev/shm")) == before
+    lane = Lane(fd, SPEC, K)
+    lane.rows[1][...] = 5
+    lane.close()
+    assert lane.turn.state == CLOSED
+
+
+def test_specs_survive_json():
+    assert Spec.from_json(SPEC.to_json()) == SPEC
+    listed = Spec([ArraySpec("uint8", (2,)), ()], ArraySpec("int64"))
+    assert Spec.from_json(listed.to_json()) == listed
+
+
+def test_a_turn_needs_a_word_of_its_own():
+    with pytest.raises(TypeError, match="one uint32"):
+        _C.Turn(np.zeros(2, np.uint32))

@@ -1,0 +1,305 @@
+"""The protocol: what goes out comes in, and whatever else comes in is refused with a sentence."""
+
+import contextlib
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nest
+from libtorchbeast.lanes import Lane
+from libtorchbeast.rpc import env_pb2 as pb
+from libtorchbeast.rpc.messages import (
+    DTYPES,
+    EnvironmentFailed,
+    Greeting,
+    Hello,
+    Refused,
+    check_fit,
+    decode_greeting,
+    decode_hello,
+    encode_failure,
+    encode_greeting,
+    encode_hello,
+)
+from libtorchbeast.rpc.steps import ActionsReader, StepReader, encode_actions, encode_step
+from libtorchbeast.specs import ArraySpec, Spec
+
+ROOT = Path(__file__).parent.parent
+ACTION = ArraySpec("int64")
+NESTED = Spec(
+    {"image": ArraySpec("uint8", (2, 3)), "rest": (ArraySpec("float32"), ArraySpec("bool", (2,)))},
+    ACTION,
+)
+NUM_ENVS = 2
+
+
+def test_generated_code_is_that_of_the_protocol(tmp_path):
+    """If not: python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. <the proto>."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--python_out={tmp_path}"]
+    command += [f"--pyi_out={tmp_path}", "libtorchbeast/rpc/env.proto"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    for name in ("env_pb2.py", "env_pb2.pyi"):
+        generated = (tmp_path / "libtorchbeast" / "rpc" / name).read_text()
+        assert generated == (ROOT / "libtorchbeast" / "rpc" / name).read_text()
+
+
+specs = st.recursive(
+    st.builds(
+        ArraySpec,
+        st.sampled_from(sorted(DTYPES)),
+        st.lists(st.integers(1, 5), max_size=3).map(tuple),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=5), inner, min_size=1, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(specs, specs, st.integers(1, 99), st.text(max_size=20))
+def test_a_hello_comes_in_as_it_went_out(observation, action, num_envs, token):
+    hello = Hello("somebody", num_envs, Spec(observation, action), 0, token)
+    assert decode_hello(encode_hello(hello)) == hello
+
+
+def test_a_greeting_comes_in_as_it_went_out():
+    greeting = Greeting("learner", "secret", knows_truncation=False)
+    assert decode_greeting(encode_greeting(greeting)) == greeting
+
+
+def make_row(spec: Spec, num_envs: int, seed: int = 0) -> dict:
+    random = np.random.default_rng(seed)
+
+    def values(leaf: ArraySpec) -> np.ndarray:
+        return random.integers(0, 2, (num_envs, *leaf.shape)).astype(leaf.dtype)
+
+    return {
+        "frame": nest.map(values, spec.observation),
+        "reward": random.normal(size=num_envs).astype(np.float32),
+        "done": np.ones(num_envs, np.bool_),
+        "truncated": random.integers(0, 2, num_envs).astype(np.bool_),
+        "episode_step": random.integers(0, 99, num_envs).astype(np.int32),
+        "episode_return": random.normal(size=num_envs).astype(np.float32),
+    }
+
+
+def make_reader(spec: Spec = NESTED, num_envs: int = NUM_ENVS) -> tuple[Lane, StepReader]:
+    lane = Lane.create(spec, num_envs)
+    return lane, StepReader(spec, num_envs, lane.rows)
+
+
+@settings(deadline=None, max_examples=50)
+@given(specs, st.integers(1, 4), st.integers(0, 99))
+def test_a_step_comes_in_as_it_went_out(observation, num_envs, seed):
+    spec = Spec(observation, ACTION)
+    lane, reader = make_reader(spec, num_envs)
+    row = make_row(spec, num_envs, seed)
+    data = encode_step(row)
+    reader.read(data)
+    frame, reward, done, step, returns, truncated, _ = lane.rows
+    for got, expected in zip(nest.flatten(frame), nest.flatten(row["frame"]), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(reward, row["reward"])
+    np.testing.assert_array_equal(done, row["done"])
+    np.testing.assert_array_equal(step, row["episode_step"])
+    np.testing.assert_array_equal(returns, row["episode_return"])
+    np.testing.assert_array_equal(truncated, row["truncated"])
+    # Protobuf's own form of the same message, as any other language would send it.
+    reader.read(pb.EnvironmentMessage.FromString(data).SerializeToString())
+    np.testing.assert_array_equal(reward, row["reward"])
+    lane.release()
+
+
+def test_actions_come_in_as_they_went_out():
+    spec = Spec(ACTION, {"move": ArraySpec("int64"), "aim": ArraySpec("float32", (2,))})
+    actions = {"move": np.arange(3), "aim": np.arange(6, dtype=np.float32).reshape(2, 3).T}
+    got = ActionsReader(spec, 3).read(encode_actions(actions))
+    np.testing.assert_array_equal(got["move"], actions["move"])
+    np.testing.assert_array_equal(got["aim"], actions["aim"])
+
+
+def hello_with(**changes) -> bytes:
+    message = pb.EnvironmentMessage.FromString(encode_hello(Hello("x", 1, NESTED)))
+    for name, value in changes.items():
+        setattr(message.hello, name, value)
+    return message.SerializeToString()
+
+
+def array(dtype, shape) -> bytes:
+    message = pb.EnvironmentMessage.FromString(encode_hello(Hello("x", 1, NESTED)))
+    spec = pb.NestSpec(array=pb.ArraySpec(dtype=dtype, shape=shape))
+    message.hello.observation.CopyFrom(spec)
+    return message.SerializeToString()
+
+
+def deep(depth) -> bytes:
+    message = pb.EnvironmentMessage.FromString(encode_hello(Hello("x", 1, NESTED)))
+    spec = pb.NestSpec(array=pb.ArraySpec(dtype="bool"))
+    for _ in range(depth):
+        spec = pb.NestSpec(sequence=pb.SequenceSpec(items=[spec]))
+    message.hello.observation.CopyFrom(spec)
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "must be a Hello, got an empty one"),
+        (b"\xff\xff\xff", "Expected an EnvironmentMessage of env.proto, got 3 other bytes"),
+        (encode_step(make_row(NESTED, 1)), "must be a Hello, got step"),
+        (hello_with(version=2), "speaks version 1 of the protocol, the other version 2"),
+        (hello_with(num_envs=0), "num_envs must be from 1 to 65536, got 0"),
+        (hello_with(num_envs=70_000), "num_envs must be from 1 to 65536, got 70000"),
+        (hello_with(name="x" * 201), "at most 200 characters, got 201"),
+        (array("complex64", [1]), "dtype of the observation must be one of .*, got 'complex64'"),
+        (array("O", [1]), "dtype of the observation must be one of .*, got 'O'"),
+        (array("uint8", [1] * 9), "at most 8 dimensions"),
+        (array("uint8", [0]), "none of them 0, got \\[0\\]"),
+        (array("uint8", [2**31, 2**31]), "rows of one step may have 1000 bytes, 1 environments"),
+        (deep(17), "may be nested 16 deep"),
+    ],
+)
+def test_a_bad_hello_is_refused_with_a_sentence(data, sentence):
+    with pytest.raises(Refused, match=sentence):
+        decode_hello(data, max_row_bytes=1000)
+
+
+def step_with(**changes) -> bytes:
+    message = pb.EnvironmentMessage.FromString(encode_step(make_row(NESTED, NUM_ENVS)))
+    for name, values in changes.items():
+        field = getattr(message.step, name)
+        del field[:]
+        field.extend(values)
+    return message.SerializeToString()
+
+
+IMAGE, NUMBER, FLAGS = bytes(12), bytes(8), bytes(4)
+NAN = np.full(2, np.nan, np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "Expected a Step, got an empty message"),
+        (encode_hello(Hello("x", 1, NESTED)), "Expected a Step, got hello"),
+        (b"\xff\xff", "Expected an EnvironmentMessage"),
+        (step_with(observation=[]), "must have 3 observations, got 0"),
+        (step_with(observation=[IMAGE, NUMBER]), "must have 3 observations, got 2"),
+        (
+            step_with(observation=[IMAGE + b"x", NUMBER, FLAGS]),
+            r"Observation 0 must have 12 bytes \(uint8\[2, 2, 3\]\), got 13",
+        ),
+        (step_with(observation=[IMAGE, NAN, FLAGS]), "Observation 1 must be finite"),
+        (step_with(observation=[IMAGE, NUMBER, b"\0\1\2\0"]), "Observation 2 is bool"),
+        (step_with(reward=[1.0]), "must have 2 of reward, one for each environment, got 1"),
+        (step_with(reward=[1.0, float("nan")]), "Every reward must be finite, got nan"),
+        (step_with(episode_return=[1.0, float("inf")]), "episode_return must be finite, got inf"),
+        (step_with(done=[True]), "must have 2 of done"),
+        (step_with(done=[True, False]), "In the first Step of a stream every done must be true"),
+        (step_with(episode_step=[0, 2**32 - 1]), "episode_step must be at most 2147483647"),
+        (step_with(truncated=[True]), "must have 2 of truncated"),
+    ],
+)
+def test_a_bad_step_is_refused_with_a_sentence(data, sentence):
+    lane, reader = make_reader()
+    with pytest.raises(Refused, match=sentence):
+        reader.read(data)
+    lane.release()
+
+
+def test_only_what_is_done_is_truncated():
+    lane, reader = make_reader()
+    reader.read(step_with())
+    with pytest.raises(Refused, match="A truncated environment must be done, too"):
+        reader.read(step_with(done=[True, False], truncated=[False, True]))
+    lane.release()
+
+
+def test_a_failure_arrives_with_its_text():
+    lane, reader = make_reader()
+    with pytest.raises(EnvironmentFailed, match="it broke"):
+        reader.read(encode_failure("it broke"))
+    with pytest.raises(EnvironmentFailed, match="it broke"):
+        decode_hello(encode_failure("it broke"))
+    lane.release()
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", encode_actions(np.zeros(3, np.int64))])
+def test_bad_actions_are_refused(data):
+    with pytest.raises(Refused, match=r"Expected|must have"):
+        ActionsReader(NESTED, 2).read(data)
+
+
+def test_specs_fit_if_their_nests_correspond():
+    number, other = ArraySpec("int64"), ArraySpec("int32")
+    check_fit(Spec([number], number), 3, Spec((number,), number), 3)
+    check_fit(None, None, NESTED, 3)
+    with pytest.raises(Refused, match=r"works with actions int64\[\], .* have int32\[\]"):
+        check_fit(Spec(number, number), None, Spec(number, other), 0)
+
+
+# A fuzzer: 100,000 messages that were right until something happened to them.
+
+NUM_MUTANTS = 100_000
+
+
+def mutate(data: bytes, random: random.Random) -> bytes:
+    mutant = bytearray(data)
+    for _ in range(random.choice((1, 1, 2, 5))):
+        position = random.randrange(len(mutant) + 1)
+        kind = random.randrange(5)
+        if kind == 0:
+            mutant[position : position + 1] = bytes([random.randrange(256)])
+        elif kind == 1:
+            mutant[position:position] = random.randbytes(random.randrange(1, 12))
+        elif kind == 2:
+            del mutant[position : position + random.randrange(1, 20)]
+        elif kind == 3:
+            del mutant[position:]
+        elif mutant:
+            mutant[position : position + 1] = bytes([1 << random.randrange(8)])
+    return bytes(mutant)
+
+
+def test_a_hundred_thousand_malformed_messages_do_no_harm():
+    random_ = random.Random(1)
+    lane, reader = make_reader()
+    good = encode_step(make_row(NESTED, NUM_ENVS))
+    hello = encode_hello(Hello("x", 3, NESTED, 0, "token"))
+    before = bytes(lane._memory)
+    outcomes = {"read": 0, "refused": 0}
+    for number in range(NUM_MUTANTS):
+        data = mutate(hello if number % 4 == 0 else good, random_)
+        try:
+            if number % 4 == 0:
+                decode_hello(data, max_row_bytes=1 << 20)
+            else:
+                reader.read(data)
+            outcomes["read"] += 1
+        except (Refused, EnvironmentFailed):
+            outcomes["refused"] += 1
+    assert outcomes["refused"] > NUM_MUTANTS / 2
+    # Nothing but the rows was written: neither the turn nor the actions.
+    assert bytes(lane._memory[:128]) == before[:128]
+    np.testing.assert_array_equal(lane.actions, 0)
+    assert np.isfinite(lane.rows[1]).all()
+    assert (lane._memory.view(np.uint8)[lane._next_byte :] == 0).all()
+    lane.release()
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(data):
+    lane, reader = make_reader()
+    for read in (reader.read, decode_hello, decode_greeting, ActionsReader(NESTED, 2).read):
+        with contextlib.suppress(Refused, EnvironmentFailed):
+            read(data)
+    lane.release()
