@@ -6,8 +6,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 ARGS   ?=
-TRAIN  := torchbeast.monobeast
+TRAIN  := torchbeast.polybeast
 CPP    := $(wildcard cpp/*.h cpp/*.cc cpp/python/*.h cpp/python/*.cc)
+EXAMPLES := $(wildcard examples/cpp_client/*.h examples/cpp_client/*.cc)
 comma  := ,
 
 .DEFAULT_GOAL := help
@@ -63,12 +64,12 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/codespell
-	@$(BIN)/clang-format --dry-run -Werror $(CPP)
+	@$(BIN)/clang-format --dry-run -Werror $(CPP) $(EXAMPLES)
 
 format: setup
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
-	@$(BIN)/clang-format -i $(CPP)
+	@$(BIN)/clang-format -i $(CPP) $(EXAMPLES)
 
 bench: setup
 	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done

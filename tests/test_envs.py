@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torchbeast.envs import EnvOptions, make_envs
 from torchbeast.envs.atari import AtariEnvs
 from torchbeast.envs.sync import SyncEnvs
+from torchbeast.envs.vector import VectorEnvs
 from torchbeast.errors import UsageError
 
 
@@ -275,3 +276,49 @@ def test_continuous_actions_get_one_sentence():
 def test_environments_do_not_import_torch():
     program = "import sys, torchbeast.envs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+def counting_vector(num_envs, length, limit):
+    return gymnasium.vector.SyncVectorEnv([lambda: Counting(length, limit)] * num_envs)
+
+
+def test_a_vector_environment_gives_the_same_rows_at_a_time_limit():
+    actions = [0, 1, 1, 0, 1, 0, 1]
+    ours = play(VectorEnvs(counting_vector(2, 3, limit=True)), actions)
+    assert ours == play(SyncEnvs(lambda: Counting(3, limit=True), 2), actions)
+
+
+def test_a_vector_environment_shows_the_last_observation_and_then_the_end():
+    envs = VectorEnvs(counting_vector(1, length=2, limit=False))
+    rows = [envs.reset(), *(envs.step(np.array([a])) for a in (0, 1, 1, 0))]
+    assert [float(row["frame"][0, 0]) for row in rows] == [0, 1, 2, 0, 1]
+    assert [bool(row["done"][0]) for row in rows] == [True, False, False, True, False]
+    assert not any(row["truncated"][0] for row in rows)
+    assert [float(row["reward"][0]) for row in rows] == [0, 10, 11, 0, 10]
+    assert [int(row["episode_step"][0]) for row in rows] == [0, 1, 2, 2, 1]
+    assert float(rows[3]["episode_return"][0]) == 21
+
+
+def test_a_factory_that_takes_num_envs_makes_a_vector(tmp_path, monkeypatch):
+    (tmp_path / "vectors.py").write_text(
+        "import gymnasium\n"
+        "def make(num_envs):\n"
+        "    return gymnasium.make_vec('CartPole-v1', num_envs=num_envs)\n"
+        "def wrong(num_envs):\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    envs = make_envs(EnvOptions("vectors:make"), num_envs=3, seed=1)
+    assert isinstance(envs, VectorEnvs)
+    row = envs.reset()
+    assert row["frame"].shape == (3, 4)
+    assert envs.step(np.zeros(3, np.int64))["frame"].dtype == np.float32
+    with pytest.raises(UsageError, match=r"must return a gymnasium.vector.VectorEnv"):
+        make_envs(EnvOptions("vectors:wrong"), num_envs=3)
+
+
+def test_a_vector_environment_that_resets_at_once_is_refused():
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    env = gymnasium.vector.SyncVectorEnv([lambda: Counting(3, True)], autoreset_mode=mode)
+    with pytest.raises(UsageError, match="must reset at the step after an end"):
+        VectorEnvs(env)

@@ -62,6 +62,15 @@ def test_the_data_plane_imports_no_torch_before_it_is_asked_for_a_tensor():
     run_without(program + "assert 'torch' not in sys.modules")
 
 
+def test_processes_for_remote_environments_import_no_torch():
+    run_without("import libtorchbeast.rpc.gateway, libtorchbeast.rpc.environments", "torch")
+
+
+def test_the_learner_imports_no_grpc():
+    """Its process forks and is forked, and has no use for grpc's threads."""
+    run_without("import libtorchbeast.rpc.gateways", "grpc")
+
+
 def test_the_compiled_modules_link_against_no_libtorch():
     for module in (libtorchbeast._C, nest._C):
         libraries = subprocess.run(

@@ -123,10 +123,9 @@ def test_only_finished_episodes_are_reported():
     batch["done"][3, 2], batch["episode_step"][3, 2] = True, 0  # a lost life
     batch["truncated"][5, 0] = batch["done"][5, 0] = True
     batch["episode_return"][5, 0] = -3.0
-    returns, lengths, num_steps = finished_episodes(batch)
+    returns, lengths = finished_episodes(batch)
     assert sorted(returns) == [-3.0, 12.0]
     assert lengths == [5, 5]
-    assert num_steps == T * B - 1  # the extra row is no step
 
 
 def test_statistics_have_no_phantoms():
@@ -200,3 +199,85 @@ def test_flags_given_at_a_resume_hold():
     assert (group["alpha"], group["eps"], group["momentum"]) == (0.7, 0.2, 0.9)
     resumed.step(random_batch(1), ())
     assert resumed.optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_rollouts_of_weights_too_old_are_dropped_and_counted():
+    flags = dataclasses.replace(FLAGS, max_policy_lag=2)
+    learner, fresh = make_learner(flags), make_learner()
+    for each in (learner, fresh):
+        each.stats.updates = 3  # so that the first rollout, of version 0, is 3 behind
+    batch, without = random_batch(), random_batch()
+    without["truncated"][:, 0] = True
+    learner.step(batch, ())
+    fresh.step(without, ())
+    assert learner.stats.summary()["dropped_rollouts"] == 1
+    assert learner.stats.step == T * (B - 1)
+    for ours, theirs in zip(learner.model.parameters(), fresh.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_batch_with_nothing_to_learn_makes_no_version():
+    """Or the rollouts to come would be older still, and dropped in their turn."""
+    learner = make_learner(dataclasses.replace(FLAGS, max_policy_lag=0))
+    learner.stats.updates = 5
+    before = [p.clone() for p in learner.model.parameters()]
+    learner.step(random_batch(), ())
+    assert learner.version == 5
+    assert learner.stats.step == 0
+    assert learner.stats.summary()["dropped_rollouts"] == B
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+
+
+def test_padding_has_no_version_and_no_lag():
+    flags = dataclasses.replace(FLAGS, max_policy_lag=1)
+    learner, batch = make_learner(flags), random_batch()
+    learner.stats.updates = 100
+    batch["version"] = torch.full((T, B), 100)
+    batch["version"][4:, 0] = 0  # as memory is left where nobody acted
+    batch["truncated"][5:, 0] = True
+    batch["done"][5:, 0] = True
+    learner.step(batch, ())
+    summary = learner.stats.summary()
+    assert summary["dropped_rollouts"] == 0
+    assert summary["policy_lag"] == 0
+
+
+def test_every_pass_goes_through_what_is_wrapped_around_the_model():
+    calls = []
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.module = model
+
+        def forward(self, *args):
+            calls.append(1)
+            return self.module(*args)
+
+    model = make_model("mlp", (7,), A, use_lstm=False)
+    learner = Learner(model, FLAGS, torch.device("cpu"), wrap=Wrapped)
+    learner.step(random_batch(), ())
+    assert len(calls) == 1
+    assert set(learner.state_dict()["model_state_dict"]) == set(model.state_dict())
+
+
+def test_bfloat16_gives_about_the_same_loss_and_float32_weights():
+    batch = random_batch()
+    flags = dataclasses.replace(FLAGS, autocast="bf16")
+    exact, _ = compute_loss(make_learner().model, batch, (), FLAGS)
+    rough, _ = compute_loss(make_learner().model, batch, (), flags)
+    assert rough.dtype == torch.float32
+    assert rough != exact
+    assert rough.item() == pytest.approx(exact.item(), rel=0.05)
+
+
+def test_models_may_answer_with_a_tuple_as_in_torchbeast():
+    model, batch = make_learner().model, random_batch()
+
+    def as_tuple(inputs, state):
+        output, state = model(inputs, state)
+        return (output["action"], output["policy_logits"], output["baseline"]), state
+
+    expected, _ = compute_loss(model, batch, (), FLAGS)
+    loss, _ = compute_loss(as_tuple, batch, (), FLAGS)
+    assert loss.item() == pytest.approx(expected.item())

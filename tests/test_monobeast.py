@@ -1,126 +1,31 @@
 """MonoBeast as its users run it: it learns, it resumes, and what breaks is mended or told."""
 
-import csv
+import functools
 import itertools
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from tests import training
+from tests.training import ROOT, TIMEOUT_S, final_return, fragile, read_logs, shared_memory
 from torchbeast import monobeast
 from torchbeast.core.flags import default_flags
 
-ROOT = Path(__file__).parent.parent
-
-TIMEOUT_S = 240  # for a machine that is busy with other things
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
-
-def command(savedir, *args):
-    return [sys.executable, "-m", "torchbeast.monobeast", "--savedir", str(savedir), *args]
-
-
-def run(savedir, *args, **options):
-    return subprocess.run(
-        command(savedir, *args),
-        timeout=TIMEOUT_S,
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
-
-
-def read_logs(folder: Path):
-    with (folder / "logs.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def shared_memory():
-    return {name for name in os.listdir("/dev/shm") if name.startswith("torch")}
-
-
-class Training:
-    """A training run in the background, and what it prints."""
-
-    def __init__(self, savedir, *args, **options):
-        self.folder = savedir / "run"
-        self._lines = (savedir / "output").open("w")
-        self.process = subprocess.Popen(
-            command(savedir, "--xpid", "run", "--log_interval_s", "0.2", *args),
-            stdout=self._lines,
-            stderr=subprocess.STDOUT,
-            **options,
-        )
-        self._main = psutil.Process(self.process.pid)
-        self.output_path = savedir / "output"
-
-    @property
-    def output(self):
-        return self.output_path.read_text()
-
-    def wait_for(self, condition, what):
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"no {what} within {TIMEOUT_S} s:\n{self.output}"
-            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
-            time.sleep(0.05)
-
-    def wait_for_step(self, step):
-        def reached():
-            steps = re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)
-            return bool(steps) and int(steps[-1].replace(",", "")) >= step
-
-        self.wait_for(reached, f"step {step}")
-        return self
-
-    @property
-    def step(self):
-        return int(re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)[-1].replace(",", ""))
-
-    def family(self):
-        return [self._main, *self._main.children(recursive=True)]
-
-    def actors(self):
-        """The processes that have no children and are not multiprocessing's own helper."""
-        leaves = [p for p in self._main.children(recursive=True) if not p.children()]
-        return [p for p in leaves if "resource_tracker" not in " ".join(p.cmdline())]
-
-    def end(self, number):
-        """Send a signal, wait for the end, and see that nothing is left behind."""
-        family = self.family()
-        self.process.send_signal(number)
-        code = self.process.wait(TIMEOUT_S)
-        _, alive = psutil.wait_procs(family[1:], timeout=30)
-        assert not alive, alive
-        return code
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        for process in self.family() if self.process.poll() is None else []:
-            process.kill()
-        self.process.wait(TIMEOUT_S)
-        self._lines.close()
-
+run = functools.partial(training.run, "monobeast")
+Training = functools.partial(training.Training, "monobeast")
 
 SMALL = ("--env", "Catch", "--total_steps", "100000000")
 
 
 # --- It learns --------------------------------------------------------------------------------
-
-
-def final_return(folder):
-    return float(read_logs(folder)[-1]["mean_episode_return"])
 
 
 def train(tmp_path, *args):
@@ -299,27 +204,6 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group(tmp_path):
         assert training.process.wait(TIMEOUT_S) == 130
         assert not psutil.wait_procs(family[1:], timeout=30)[1]
         assert "Traceback" not in training.output
-
-
-FRAGILE = """
-import gymnasium
-
-class Fragile(gymnasium.Wrapper):
-    steps = 0
-    def step(self, action):
-        self.steps += 1
-        if self.steps == {limit}:
-            {what}
-        return self.env.step(action)
-
-def make():
-    return Fragile(gymnasium.make("CartPole-v1"))
-"""
-
-
-def fragile(tmp_path, limit, what):
-    (tmp_path / "fragile.py").write_text(FRAGILE.format(limit=limit, what=what))
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
 
 
 def test_an_exception_in_an_environment_is_shown_and_training_goes_on(tmp_path):

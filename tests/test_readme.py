@@ -38,14 +38,14 @@ def home(tmp_path_factory):
 
 def test_the_python_commands_work_in_their_order(home):
     """What is tested or drawn was trained before."""
-    seed = [sys.executable, "-m", "torchbeast.monobeast", "--env", "Catch"]
+    seed = [sys.executable, "-m", "torchbeast.polybeast", "--env", "Catch"]
     assert (
         run([*seed, "--total_steps", "1000"], env=home).returncode == 0
     )  # stands for `make train`
     lines = [line for line in commands() if line.startswith(PYTHON)]
     assert len(lines) >= 4
     for line in lines:
-        trains = "torchbeast.monobeast" in line and "--mode" not in line and "--help" not in line
+        trains = "beast --env" in line
         command = [sys.executable, *shlex.split(line.replace("~", home["HOME"]))[1:]]
         result = run(command + ["--total_steps", "1000"] * trains, env=home)
         assert result.returncode == 0, f"{line}\n{result.stderr}"

@@ -15,7 +15,6 @@ import dataclasses
 import logging
 import multiprocessing as mp
 import queue
-import signal
 import sys
 import threading
 import time
@@ -30,21 +29,21 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from torchbeast.core import checkpoint
 from torchbeast.core.evaluate import evaluate
-from torchbeast.core.file_writer import FileWriter, new_xpid
+from torchbeast.core.file_writer import new_xpid
 from torchbeast.core.flags import TrainingFlags, num_cores, run_command_line
 from torchbeast.core.learner import Batch, Learner
 from torchbeast.core.memory import keep_freed_memory
 from torchbeast.core.processes import ParentGone, ParentPipe, describe_death, set_up_child
 from torchbeast.core.seeding import SEED_LIMIT, seed_everything
-from torchbeast.core.signals import StopRequest
+from torchbeast.core.threads import Threads
 from torchbeast.core.tree import map_tree
 from torchbeast.core.weights import SharedWeights
 from torchbeast.envs import Environments, Row, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, make_model
-from torchbeast.report import Reporter, log_to_terminal
+from torchbeast.report import log_to_terminal
+from torchbeast.training import UPDATE_S, Run, run_training
 
 Filled = tuple[int, int]  # a slot with a whole rollout in it, and the version that acted
 
@@ -52,7 +51,7 @@ logger = logging.getLogger("torchbeast")
 
 POLL_S = 0.2  # how soon the main thread sees a signal, a finished learner, a silent actor
 MAX_GAP_S = 10 * POLL_S  # more time between two looks at the actors is no sign of their hanging
-JOIN_S = 10.0  # how long to wait for a process or thread that was told to end
+JOIN_S = 10.0  # how long to wait for a process that was told to end
 ROLLOUTS_AHEAD = 2  # slots an actor holds: those it fills and the next
 MAX_FAILURES = 5  # times in a row that an actor may fail before it is given up
 
@@ -358,15 +357,8 @@ class LearnerThreads:
         self._actors = actors
         self._filled: list[Filled] = []
         self._batches: queue.SimpleQueue[list[Filled] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        self.lock = threading.Lock()  # of the learner
         self.finished = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"learner-{i}", daemon=True)
-            for i in range(flags.num_learner_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = Threads("learner", flags.num_learner_threads, self._run, self.finished)
 
     def put(self, filled: list[Filled]) -> None:
         """Pass filled slots on, B at a time, in the order in which they were filled."""
@@ -379,26 +371,20 @@ class LearnerThreads:
     def close(self) -> None:
         """End the threads, and raise here what went wrong there."""
         self.finished.set()
-        for _ in self._threads:
+        for _ in range(self._flags.num_learner_threads):
             self._batches.put(None)
-        for thread in self._threads:
-            thread.join()  # for one update at the most; the last checkpoint must hold it whole
-        if self._error is not None:
-            raise self._error
+        self._threads.join(UPDATE_S)  # the last checkpoint must hold the last update whole
 
     def _run(self) -> None:
-        try:
-            torch.set_num_threads(self._flags.learner_cpu_threads)
-            while (filled := self._batches.get()) is not None and not self.finished.is_set():
-                self._learn(filled)
-        except BaseException as error:
-            self._error = error
-            self.finished.set()
+        torch.set_num_threads(self._flags.learner_cpu_threads)
+        torch.set_flush_denormal(True)
+        while (filled := self._batches.get()) is not None and not self.finished.is_set():
+            self._learn(filled)
 
     def _learn(self, filled: list[Filled]) -> None:
         batch, state = self._shared.rollouts.collect(filled, self._learner.device)
         self._actors.release(filled)
-        with self.lock:
+        with self._learner.lock:
             if self.finished.is_set():
                 return
             self._learner.step(batch, state)
@@ -419,58 +405,32 @@ def train(flags: Flags) -> int:
     row, num_actions = envs.reset(), envs.num_actions
     envs.close()
     learner = Learner(build_model(flags, row, num_actions), flags, flags.learner_device)
-    path = flags.rundir / checkpoint.FILE_NAME
-    resumed = not flags.disable_checkpoint and checkpoint.resume(path, learner)
-    if learner.stats.step >= flags.total_steps:
-        print(f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps.")
-        return 0
-    writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
-    writer.drop_rows_after(learner.stats.step)
-    what = f"Resuming at step {learner.stats.step:,} of" if resumed else "Training on"
-    print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
-
     shared = Shared(
         Rollouts(flags, row, learner.model, num_actions),
         SharedWeights(learner.model),
         torch.zeros(flags.num_actors, dtype=torch.int64).share_memory_(),
     )
-    with StopRequest() as stop, Reporter(flags, writer, learner.stats) as reporter:
-        try:
-            run(flags, learner, shared, stop, reporter)
-        finally:
-            if not flags.disable_checkpoint:
-                checkpoint.save(path, learner)
-    if stop.signal is not None:
-        print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
-    return stop.exit_code
+    return run_training(flags, learner, lambda run: act_and_learn(flags, learner, shared, run))
 
 
-def run(
-    flags: Flags, learner: Learner, shared: Shared, stop: StopRequest, reporter: Reporter
-) -> None:
+def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> None:
     """The main thread's loop. At its end no actor and no learner thread is left."""
     shared.weights.publish(learner.model, learner.version)
     # After a resume the actors must not live through the same episodes again.
     actors = Actors(flags, shared, first_seed=flags.seed + 1_000_003 * learner.version)
     try:
         learners = LearnerThreads(flags, learner, shared, actors)
-        saved_at = time.monotonic()
         try:
-            while not learners.finished.is_set() and stop.signal is None:
+            while not learners.finished.is_set() and not run.told_to_stop:
                 learners.put(actors.poll())
-                reporter.update()
-                if time.monotonic() - saved_at > flags.checkpoint_interval_s:
-                    saved_at = time.monotonic()
-                    if not flags.disable_checkpoint:
-                        with learners.lock:
-                            checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner)
+                run.tick()
         finally:
             learners.close()
     finally:
         actors.close()
 
 
-def build_model(flags: Flags, row: Row, num_actions: int) -> nn.Module:
+def build_model(flags: TrainingFlags, row: Row, num_actions: int) -> nn.Module:
     """The agent for an environment that gives such rows."""
     frame_shape = map_tree(lambda x: tuple(x.shape[1:]), row["frame"])
     return make_model(flags.model, frame_shape, num_actions, flags.use_lstm)

@@ -75,8 +75,15 @@ class TrainingFlags:
     """T: steps in one rollout."""
     disable_cuda: bool = False
     """Learn on the CPU even if there is a GPU."""
+    autocast: Literal["none", "bf16"] = "none"
+    """Let the learner's forward and backward pass run in bfloat16 where that is safe."""
+    compile: bool = False
+    """Compile the model with torch.compile: slow to start, for GPUs and long runs."""
     learner_cpu_threads: int = max(1, num_cores() // 2)
     """Cores that one update may use (PyTorch's intra-op threads)."""
+
+    max_policy_lag: int | None = None
+    """Learn nothing from rollouts whose oldest step is more updates behind; they are counted."""
 
     # The loss.
     entropy_cost: float = 0.003
@@ -127,8 +134,8 @@ class TrainingFlags:
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
         self.require_positive(*_POSITIVE)
-        for name in ("seed", "noop_max", "entropy_cost", "baseline_cost"):
-            if getattr(self, name) < 0:
+        for name in ("seed", "noop_max", "entropy_cost", "baseline_cost", "max_policy_lag"):
+            if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}.")
         for name in _FRACTIONS:
             value = getattr(self, name)

@@ -4,6 +4,8 @@ Shapes: T is unroll_length, B the batch size; a batch has T+1 rows, the last is 
 """
 
 import math
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,27 +17,36 @@ from torchbeast.core.stats import RunningStats
 
 Batch = dict[str, Any]
 """Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
-acted, [T, B, ...] or longer; `version` [B] of its weights."""
+acted, [T, B, ...] or longer; `version` [T, B] or [B] of its weights."""
 
 
 class Learner:
-    """A model, its optimizer and their statistics. Not for several threads at once."""
+    """A model, its optimizer and their statistics. For one thread at a time: hold `lock`.
 
-    def __init__(self, model: nn.Module, flags: TrainingFlags, device: torch.device) -> None:
+    `wrap` stands between model and loss: the place for what must see every forward and backward
+    pass, such as DistributedDataParallel. Weights, checkpoints and actors know `model` alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        flags: TrainingFlags,
+        device: torch.device,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+    ) -> None:
         self.model = model.to(device)
+        if flags.compile:
+            self.model.compile()
+        self._wrapped = wrap(self.model)
         self.flags = flags
         self.device = device
+        self.lock = threading.Lock()
         self.stats = RunningStats()
-        self.optimizer = torch.optim.RMSprop(
-            self.model.parameters(),
-            lr=flags.learning_rate,
-            alpha=flags.alpha,
-            momentum=flags.momentum,
-            eps=flags.epsilon,
-        )
-        start_gently(self.optimizer)
+        self.optimizer = optimizer or make_optimizer(self.model, flags)
         # By steps taken, not by updates: exact whatever the batches held, also after a resume.
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+        self.scheduler = scheduler or torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda _: self._remaining()
         )
 
@@ -46,14 +57,23 @@ class Learner:
 
     def step(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> None:
         """Learn from one batch."""
-        loss, metrics = compute_loss(self.model, batch, initial_state, self.flags)
+        lag = policy_lag(batch, self.version)
+        returns, lengths = finished_episodes(batch)
+        if self.flags.max_policy_lag is not None:
+            dropped = drop_old_rollouts(batch, lag, self.flags.max_policy_lag)
+            self.stats.count("dropped_rollouts", dropped)
+        num_steps = int((~batch["truncated"][1:]).sum())
+        if num_steps == 0:
+            # No update, and no new version: it would make the rollouts to come older still.
+            self.stats.add_episodes(returns, lengths)
+            return
+        loss, metrics = compute_loss(self._wrapped, batch, initial_state, self.flags)
+        metrics["policy_lag"] = lag.sum() / num_steps
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(
             self.model.parameters(), self.flags.grad_norm_clipping
         )
-        metrics["policy_lag"] = self.version - batch["version"].float().mean()
-        returns, lengths, num_steps = finished_episodes(batch)
         # One transfer for all figures: each .item() would wait for the device.
         figures = torch.stack([v.detach().float() for v in metrics.values()]).tolist()
         reported = dict(zip(metrics, figures, strict=True))
@@ -102,6 +122,36 @@ class Learner:
         return max(0.0, 1.0 - self.stats.step / self.flags.total_steps)
 
 
+def make_optimizer(model: nn.Module, flags: TrainingFlags) -> torch.optim.RMSprop:
+    """RMSProp as the flags say."""
+    optimizer = torch.optim.RMSprop(
+        model.parameters(),
+        lr=flags.learning_rate,
+        alpha=flags.alpha,
+        momentum=flags.momentum,
+        eps=flags.epsilon,
+        foreach=True,  # on CPU, too: two thirds of the time
+    )
+    start_gently(optimizer)
+    return optimizer
+
+
+def policy_lag(batch: Batch, version: int) -> Tensor:
+    """By how many updates the weights that acted were behind, [T, B]; 0 where nobody acted."""
+    lag = version - batch["version"].expand(batch["done"][1:].shape)
+    return lag.masked_fill(batch["truncated"][1:], 0)
+
+
+def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
+    """Let nothing be learnt from rollouts with a step that is further behind; returns how many.
+
+    A row that is `truncated` counts for nothing, so that is what all their rows become.
+    """
+    is_old = (lag > max_lag).any(dim=0)  # [B]
+    batch["truncated"] = batch["truncated"] | is_old
+    return int(is_old.sum())
+
+
 def start_gently(optimizer: torch.optim.RMSprop) -> None:
     """Begin RMSProp's mean of squares at 1, as the implementation behind the paper's settings does.
 
@@ -120,7 +170,11 @@ def compute_loss(
     model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...], flags: TrainingFlags
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """IMPALA's loss of a batch and what to report about it."""
-    output, _ = model(batch, initial_state)
+    with autocast(batch["done"].device, flags.autocast):
+        output, _ = model(batch, initial_state)
+    if isinstance(output, tuple):  # as models written for TorchBeast give it
+        output = dict(zip(("action", "policy_logits", "baseline"), output, strict=True))
+    output = {name: output[name].float() for name in ("policy_logits", "baseline")}
     T = len(batch["reward"]) - 1
     # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.
     rewards = losses.clip_reward(batch["reward"][1:], flags.reward_clipping)
@@ -160,17 +214,21 @@ def compute_loss(
     return total_loss, metrics
 
 
+def autocast(device: torch.device, dtype: str) -> torch.autocast:
+    """Mixed precision for a forward pass, if `dtype` is bf16."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
+
+
 def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
     """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than a constant."""
     return 1.0 - (targets - values).var(correction=0) / targets.var(correction=0)
 
 
-def finished_episodes(batch: Batch) -> tuple[list[float], list[int], int]:
-    """Returns and lengths of the episodes that ended in this batch, and the steps it holds.
+def finished_episodes(batch: Batch) -> tuple[list[float], list[int]]:
+    """Returns and lengths of the episodes that ended in this batch.
 
     Row 0 was the last row of the rollout before and has been counted there.
     """
     done, episode_step = batch["done"][1:], batch["episode_step"][1:]
     over = done & (episode_step > 0)  # not the very first row, not a lost life
-    num_steps = int((~batch["truncated"][1:]).sum())
-    return batch["episode_return"][1:][over].tolist(), episode_step[over].tolist(), num_steps
+    return batch["episode_return"][1:][over].tolist(), episode_step[over].tolist()

@@ -6,7 +6,7 @@ Each value was found by running it (docs/results.md).
 
 from typing import Any
 
-from torchbeast.envs import EnvOptions, make_envs
+from torchbeast.envs import REMOTE, EnvOptions, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models.factory import choose_encoder
 
@@ -40,6 +40,8 @@ def find(env: str, recipe: str) -> dict[str, Any]:
         return PAPER
     if recipe != "default":
         raise UsageError(f"--recipe must be default or paper, got {recipe!r}.")
+    if env == REMOTE:
+        return {}
     envs = make_envs(EnvOptions(env), num_envs=1)
     frame = envs.reset()["frame"]
     envs.close()

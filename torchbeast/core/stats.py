@@ -24,6 +24,7 @@ class RunningStats:
         self._lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._totals: dict[str, int] = {}
 
     def add_update(
         self,
@@ -36,14 +37,35 @@ class RunningStats:
         with self._lock:
             self.step += num_steps
             self.updates += 1
-            for episode_return, length in zip(returns, lengths, strict=True):
-                self.episodes += 1
-                self._returns.append(episode_return)
-                self._lengths.append(length)
-            for name, value in metrics.items():
-                if math.isfinite(value):
-                    self._sums[name] = self._sums.get(name, 0.0) + value
-                    self._counts[name] = self._counts.get(name, 0) + 1
+            self._add_episodes(returns, lengths)
+            self._add(metrics)
+
+    def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
+        """Take in episodes of a batch that was not learnt from."""
+        with self._lock:
+            self._add_episodes(returns, lengths)
+
+    def observe(self, metrics: dict[str, float]) -> None:
+        """Take in figures that come with no update, such as sizes of queues."""
+        with self._lock:
+            self._add(metrics)
+
+    def _add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
+        for episode_return, length in zip(returns, lengths, strict=True):
+            self.episodes += 1
+            self._returns.append(episode_return)
+            self._lengths.append(length)
+
+    def count(self, name: str, number: int) -> None:
+        """Add to a figure that is reported as its sum since the start."""
+        with self._lock:
+            self._totals[name] = self._totals.get(name, 0) + number
+
+    def _add(self, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                self._sums[name] = self._sums.get(name, 0.0) + value
+                self._counts[name] = self._counts.get(name, 0) + 1
 
     @property
     def mean_episode_return(self) -> float | None:
@@ -66,6 +88,7 @@ class RunningStats:
                 "episodes": self.episodes,
                 "mean_episode_return": self.mean_episode_return,
                 "mean_episode_step": self.mean_episode_step,
+                **self._totals,
                 **means,
             }
 

@@ -2,15 +2,21 @@
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import gymnasium
 
 from torchbeast.envs import atari
 from torchbeast.envs.row import Environments
 from torchbeast.envs.sync import SyncEnvs
 from torchbeast.envs.toys import TOYS
+from torchbeast.envs.vector import VectorEnvs
 from torchbeast.errors import UsageError
+
+REMOTE = "remote"  # whatever dials in: only PolyBeast's learner can do with that
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,16 @@ def make_envs(
 ) -> Environments:
     """`num_envs` environments that step together, each with a seed of its own."""
     name = options.env
+    if name == REMOTE:
+        raise UsageError(
+            "--env remote stands for environments that dial in: it needs polybeast_learner "
+            "--listen; name an environment to make one here."
+        )
     if name in TOYS:
         return SyncEnvs(TOYS[name], num_envs, seed)
     factory = _find_factory(name)
     if factory is not None:
-        return SyncEnvs(factory, num_envs, seed)
+        return _from_factory(name, factory, num_envs, seed)
     spec = _find_spec(name)
     if spec.entry_point == atari.ENTRY_POINT and spec.kwargs.get("obs_type", "rgb") != "ram":
         game_options = {
@@ -53,15 +64,34 @@ def make_envs(
             game, num_envs, seed, episodic_life=options.episodic_life, **game_options
         )
 
-    import gymnasium
-
     render_mode = "rgb_array" if render else None
     return SyncEnvs(lambda: gymnasium.make(name, render_mode=render_mode), num_envs, seed)
 
 
+def _from_factory(
+    name: str, factory: Callable[..., Any], num_envs: int, seed: int | None
+) -> Environments:
+    """A factory of single environments, or of whole vectors if it takes `num_envs`."""
+    if "num_envs" not in inspect.signature(factory).parameters:
+        return SyncEnvs(factory, num_envs, seed)
+    env = factory(num_envs=num_envs)
+    if not isinstance(env, gymnasium.vector.VectorEnv):
+        raise UsageError(
+            f"--env {name}: a factory that takes num_envs must return a "
+            f"gymnasium.vector.VectorEnv, got {type(env).__name__}; leave num_envs out to return "
+            "single environments."
+        )
+    return VectorEnvs(env, seed)
+
+
+def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
+    """`make_envs` with plain arguments, for processes that get theirs as JSON."""
+    return make_envs(EnvOptions(**options), num_envs, seed)
+
+
 def check_env(name: str) -> None:
     """Raise UsageError unless `name` names an environment."""
-    if name not in TOYS and _find_factory(name) is None:
+    if name not in (*TOYS, REMOTE) and _find_factory(name) is None:
         _find_spec(name)
 
 
@@ -90,7 +120,6 @@ def _find_factory(name: str) -> Callable[[], Any] | None:
 
 def _find_spec(name: str) -> Any:
     import ale_py
-    import gymnasium
 
     gymnasium.register_envs(ale_py)
     try:

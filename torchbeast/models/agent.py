@@ -27,6 +27,7 @@ class Agent(nn.Module):
         num_actions: int,
         use_lstm: bool = False,
         encoder: str = "shallow",
+        sees_last_action: bool = True,
     ) -> None:
         super().__init__()
         self.num_actions = num_actions
@@ -34,8 +35,10 @@ class Agent(nn.Module):
         self.encoder = ENCODERS[encoder](frame_shape)
         # As in the paper, the image nets see what happened last; the MLP sees the frame alone,
         # so that without LSTM it has no memory whatever, not even its own last action.
-        self._sees_last = encoder != "mlp"
-        num_features = self.encoder.num_features + (1 + num_actions) * self._sees_last
+        self._sees_reward = encoder != "mlp"
+        self._sees_action = self._sees_reward and sees_last_action
+        num_features = self.encoder.num_features
+        num_features += self._sees_reward + num_actions * self._sees_action
         if use_lstm:
             self.lstm = nn.LSTM(num_features, self.lstm_size)
             num_features = self.lstm_size
@@ -60,10 +63,13 @@ class Agent(nn.Module):
         frame = inputs["frame"]
         T, B = frame.shape[:2]
         features = self.encoder(frame.flatten(0, 1))  # [T*B, ...] -> [T*B, F]
-        if self._sees_last:
-            last_action = F.one_hot(inputs["last_action"].flatten().long(), self.num_actions)
-            reward = inputs["reward"].clamp(-1, 1).flatten().unsqueeze(1)
-            features = torch.cat([features, reward, last_action.to(features.dtype)], dim=1)
+        seen = [features]
+        if self._sees_reward:
+            seen.append(inputs["reward"].clamp(-1, 1).flatten().unsqueeze(1))
+        if self._sees_action:
+            action = F.one_hot(inputs["last_action"].flatten().long(), self.num_actions)
+            seen.append(action.to(features.dtype))
+        features = torch.cat(seen, dim=1)
         if self.use_lstm:
             features, core_state = unroll_lstm(
                 self.lstm, features.view(T, B, -1), inputs["done"], core_state

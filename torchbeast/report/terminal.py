@@ -21,6 +21,11 @@ DETAILS = (
     ("grad_norm", "gradient norm", "{:.1f}"),
     ("entropy_loss", "entropy loss", "{:.2f}"),
     ("learning_rate", "learning rate", "{:.2e}"),
+    # PolyBeast's alone.
+    ("inference_batch_size", "inference batch", "{:.1f}"),
+    ("inference_idle", "inference idle", "{:.0%}"),
+    ("learner_idle", "learner idle", "{:.0%}"),
+    ("learner_queue_size", "learner queue", "{:.1f}"),
 )
 
 
@@ -120,7 +125,9 @@ class LiveView:
         )
         details = Table.grid(padding=(0, 3))
         cells = [
-            f"[dim]{label}[/] {_format(figures.get(name), form)}" for name, label, form in DETAILS
+            f"[dim]{label}[/] {_format(figures[name], form)}"
+            for name, label, form in DETAILS
+            if name in figures
         ]
         for i in range(0, len(cells), 4):
             details.add_row(*cells[i : i + 4])

@@ -1,0 +1,181 @@
+"""PolyBeast and MonoBeast on Pong next to what their parts alone would allow on this machine.
+
+bound = cores / (CPU-seconds of one step in the environment + in inference + in the update), each
+measured alone, between the runs, at the batch sizes in use. Last line: JSON.
+
+    python benchmarks/atari.py [--seconds 40] [--rounds 2]
+"""
+
+import csv
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from torchbeast import monobeast, polybeast
+from torchbeast.core.flags import default_flags, num_cores
+from torchbeast.core.learner import Learner
+from torchbeast.core.memory import keep_freed_memory
+from torchbeast.core.tree import map_tree
+from torchbeast.envs import make_envs
+
+WARM_UP_S = 15.0  # environments take their time to start
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure both beasts against the sum of their parts."""
+
+    env: str = "PongNoFrameskip-v4"
+    """What to train on."""
+    seconds: float = 40.0
+    """Length of each measured run, after a warm-up."""
+    rounds: int = 2
+    """How often each of them runs, in turn."""
+    args: str = ""
+    """Further flags for PolyBeast."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one run."""
+
+    sps: float
+    inference_batch: float
+
+
+def measure_training(module: str, options: Options, args: list[str]) -> Speed:
+    """Steps a second of a whole run, from its own log."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", module, "--env", options.env, "--savedir", folder),
+                *("--xpid", "run", "--log_interval_s", "1", "--disable_cuda", *args),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            time.sleep(WARM_UP_S + options.seconds)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+        with (Path(folder) / "run" / "logs.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))[:-1]
+    rows = [row for row in rows if float(row["_time"]) > float(rows[-1]["_time"]) - options.seconds]
+    first, last = rows[0], rows[-1]
+    steps = int(last["step"]) - int(first["step"])
+    batches = [float(row["inference_batch_size"]) for row in rows if "inference_batch_size" in row]
+    return Speed(
+        steps / (float(last["_time"]) - float(first["_time"])),
+        statistics.mean(batches) if batches else 0.0,
+    )
+
+
+def cpu_seconds_a_call(call: Callable[[], Any], seconds: float = 4.0) -> float:
+    """CPU time of all threads of this process, after a warm-up."""
+    for _ in range(3):
+        call()
+    calls, cpu, end = 0, time.process_time(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        call()
+        calls += 1
+    return (time.process_time() - cpu) / calls
+
+
+def measure_parts(
+    flags: polybeast.Flags | monobeast.Flags, inference_batch: int
+) -> dict[str, float]:
+    """CPU-seconds a step of each part, alone."""
+    E, T, B = flags.envs_per_actor, flags.unroll_length, flags.batch_size
+    envs = make_envs(flags.env_options, E, seed=0)
+    row = envs.reset()
+    num_actions = envs.num_actions
+    model = monobeast.build_model(flags, row, num_actions)
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*sizes: int) -> Any:
+        """Rows [*sizes, ...] of copies of the first environment's."""
+        return map_tree(
+            lambda x: torch.from_numpy(x[:1]).expand(*sizes, *x.shape[1:]).contiguous(), row
+        )
+
+    def step_envs() -> None:
+        envs.step(torch.randint(num_actions, (E,), generator=generator).numpy())
+
+    inputs = rows(1, inference_batch)
+    state = monobeast.initial_state(model, inference_batch)
+
+    def infer() -> None:
+        with torch.inference_mode():
+            model(inputs, state)
+
+    batch = rows(T + 1, B)
+    batch["done"] = torch.zeros(T + 1, B, dtype=torch.bool)
+    batch["action"] = torch.randint(num_actions, (T, B), generator=generator)
+    batch["policy_logits"] = torch.zeros(T, B, num_actions)
+    batch["version"] = torch.zeros(T, B)
+    learner = Learner(model, flags, torch.device("cpu"))
+    states = monobeast.initial_state(model, B)
+
+    torch.set_num_threads(1)
+    environment_s = cpu_seconds_a_call(step_envs) / E
+    inference_s = cpu_seconds_a_call(infer) / inference_batch
+    torch.set_num_threads(flags.learner_cpu_threads)
+    update_s = cpu_seconds_a_call(lambda: learner.step(dict(batch), states)) / (T * B)
+    envs.close()
+    return {"environment_s": environment_s, "inference_s": inference_s, "update_s": update_s}
+
+
+def mean_parts(parts: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.mean(p[name] for p in parts) for name in parts[0]}
+
+
+def main(options: Options) -> None:
+    keep_freed_memory()
+    poly_flags = default_flags(polybeast.Flags, options.env)
+    mono_flags = default_flags(monobeast.Flags, options.env)
+    poly, mono, poly_parts, mono_parts = [], [], [], []
+    for _ in range(options.rounds):
+        poly.append(measure_training("torchbeast.polybeast", options, options.args.split()))
+        batch = round(poly[-1].inference_batch)
+        poly_parts.append(measure_parts(poly_flags, batch))
+        mono.append(measure_training("torchbeast.monobeast", options, []))
+        mono_parts.append(measure_parts(mono_flags, mono_flags.envs_per_actor))
+        print(f"PolyBeast {poly[-1].sps:.0f} SPS, MonoBeast {mono[-1].sps:.0f} SPS", flush=True)
+    sps, mono_sps = (statistics.mean(run.sps for run in runs) for runs in (poly, mono))
+    parts = mean_parts(poly_parts)
+    bound, mono_bound = (
+        num_cores() / sum(mean_parts(p).values()) for p in (poly_parts, mono_parts)
+    )
+    for name, value in parts.items():
+        print(f"{name.removesuffix('_s')}: {1e6 * value:.0f} us of CPU a step")
+    print(f"inference saw {statistics.mean(run.inference_batch for run in poly):.1f} rows a batch")
+    print(f"PolyBeast {sps:.0f} SPS, bound {bound:.0f} SPS on {num_cores()} cores")
+    print(f"MonoBeast {mono_sps:.0f} SPS, bound {mono_bound:.0f} SPS")
+    print(
+        json.dumps(
+            {
+                "sps": round(sps, 1),
+                "bound_sps": round(bound, 1),
+                "bound_ratio": round(sps / bound, 3),
+                "vs_monobeast": round(sps / mono_sps, 3),
+                "monobeast_sps": round(mono_sps, 1),
+                "monobeast_bound_ratio": round(mono_sps / mono_bound, 3),
+                **{name: round(value, 7) for name, value in parts.items()},
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

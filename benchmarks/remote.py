@@ -1,0 +1,281 @@
+"""Steps a second over gRPC on this machine, and what bare grpcio makes of the same bytes.
+
+Three measurements, one after the other: 32 Mock environments (4x84x84) in one stream, dialled by a
+gateway; messages of the same size between two programs of bare grpcio; and 256 streams of one small
+environment each, which dial in. The agent answers with zeros, and the learner only takes away.
+"""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import psutil
+
+import libtorchbeast
+from libtorchbeast.rpc.gateways import Gateways
+from libtorchbeast.rpc.messages import LEARNER_METHOD, Hello, encode_hello
+from libtorchbeast.rpc.security import Limits, channel_options, server_options
+from libtorchbeast.rpc.server import EnvironmentServer
+from libtorchbeast.rpc.single import Episode
+from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.specs import ArraySpec, Spec
+from libtorchbeast.workers import KEEP_FREED_MEMORY
+
+NUM_ENVS = 32
+NUM_STREAMS = 256
+SECONDS = 10.0
+NUM_ROUNDS = 5
+START_S = 60.0
+LIMITS = Limits()
+SMALL = Spec(ArraySpec("float32", (10, 5)), ArraySpec("int64"))
+
+
+def main() -> None:
+    figures = measure_group()
+    figures |= measure_streams()
+    for name, value in figures.items():
+        print(f"{name:32} {value:12,.2f}")
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+# ------------------------------------------------------------------------------- one stream of many
+
+
+def measure_group() -> dict[str, float]:
+    """In turns with bare grpcio, which gets as many bytes: other programs disturb both alike.
+
+    Bare grpcio is at its best: it gets the gateway's allocator settings, without which large
+    messages cost it up to three times the time, and waits for sending and receiving at once.
+    """
+    os.environ.update(KEEP_FREED_MEMORY)  # for all processes that are started from here on
+    with contextlib.ExitStack() as stack:
+        mock = stack.enter_context(process(serve_mock))
+        bare = stack.enter_context(
+            process(dial_bare, stack.enter_context(process(serve_bare)).recv())
+        )
+        pool, gateways, playing = stack.enter_context(learner(server_addresses=[mock.recv()]))
+        wait_for(gateways, lambda: pool.count() > 10 * NUM_ENVS)
+        ours, theirs = [], []
+        cpu_s, num_steps = 0.0, 0
+        for number in range(NUM_ROUNDS + 1):
+            steps, seconds, cpu = count_steps(pool, gateways, SECONDS / NUM_ROUNDS)
+            playing.clear()
+            bare.send(SECONDS / NUM_ROUNDS)
+            wait_for(gateways, bare.poll)
+            bare_rate = NUM_ENVS * bare.recv()
+            playing.set()
+            if number > 0:  # the first round warms both up
+                ours.append(steps / seconds)
+                theirs.append(bare_rate)
+                cpu_s, num_steps = cpu_s + cpu, num_steps + steps
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        return {
+            "steps_per_s": statistics.median(ours),
+            "bare_steps_per_s": statistics.median(theirs),
+            "vs_bare_grpc": statistics.median(ratios),
+            "vs_bare_grpc_worst_round": min(ratios),
+            "vs_bare_grpc_best_round": max(ratios),
+            "gateway_cpu_us_per_step": 1e6 * cpu_s / num_steps,
+            "messages_per_step": 1 / NUM_ENVS,
+        }
+
+
+def serve_mock(pipe: Any) -> None:
+    from torchbeast.envs import EnvOptions, make_envs
+
+    server = EnvironmentServer(
+        lambda knows_truncation: make_envs(EnvOptions("Mock"), NUM_ENVS, seed=1), "127.0.0.1:0"
+    )
+    server.run(pipe.send)
+
+
+# ------------------------------------------------------------------------------------- bare grpcio
+
+
+def serve_bare(pipe: Any) -> None:
+    import grpc
+
+    step = bytes(NUM_ENVS * (4 * 84 * 84 + 14))
+
+    def play(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for _ in requests:
+            yield step
+
+    server = grpc.server(ThreadPoolExecutor(4), options=server_options(LIMITS))
+    handler = grpc.stream_stream_rpc_method_handler(play)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("B", {"P": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    pipe.send(f"127.0.0.1:{port}")
+    server.wait_for_termination(10 * START_S)
+
+
+def dial_bare(pipe: Any, address: str) -> None:
+    """Whenever told for how many seconds: exchange messages, and say how many a second."""
+    import grpc.aio
+
+    async def dial() -> None:
+        options = channel_options(LIMITS.max_message_bytes)
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            call = channel.stream_stream("/B/P")()
+            actions = bytes(NUM_ENVS * 8)
+            while True:
+                seconds = await asyncio.to_thread(pipe.recv)
+                start, num_messages = time.monotonic(), 0
+                while time.monotonic() < start + seconds:
+                    writing = asyncio.ensure_future(call.write(actions))
+                    await call.read()
+                    await writing
+                    num_messages += 1
+                pipe.send(num_messages / (time.monotonic() - start))
+
+    asyncio.run(dial())
+
+
+# ------------------------------------------------------------------------------ many streams of one
+
+
+def measure_streams() -> dict[str, float]:
+    with learner(listen=["127.0.0.1:0"]) as (pool, gateways, _):
+        with process(dial_many, gateways.listening[0]) as pipe:
+            wait_for(gateways, lambda: pool.count() > 2 * NUM_STREAMS or pipe.poll())
+            wait_for(gateways, lambda: gateways.num_streams == NUM_STREAMS)
+            pipe.send("count")
+            steps, seconds, cpu_s = count_steps(pool, gateways, SECONDS)
+            pipe.send("stop")
+            wait_for(gateways, pipe.poll)
+            counts = pipe.recv()
+        return {
+            "streams_256_steps_per_s": steps / seconds,
+            "streams_256_fairness": max(counts) / max(min(counts), 1),
+            "streams_256_fewest_steps": min(counts),
+            "streams_256_gateway_cpu_us_per_step": 1e6 * cpu_s / steps,
+        }
+
+
+def dial_many(pipe: Any, address: str) -> None:
+    """Clients that do nothing but send the same step as soon as they have their actions."""
+    import grpc.aio
+
+    hello = encode_hello(Hello("benchmark", 1, SMALL))
+    frame = np.zeros(SMALL.observation.shape, np.float32)
+    episode = Episode()
+    first = encode_step(episode.first_row(frame))
+    later = encode_step(episode.row(frame, 1.0, done=False))
+    counts = [0] * NUM_STREAMS
+
+    async def play(channel: Any, number: int) -> None:
+        call = channel.stream_stream("/" + "/".join(LEARNER_METHOD))()
+        await call.write(hello)
+        await call.read()
+        await call.write(first)
+        while await call.read() is not grpc.aio.EOF:
+            counts[number] += 1
+            await call.write(later)
+
+    async def dial() -> list[int]:
+        options = channel_options(LIMITS.max_message_bytes)
+        channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(NUM_STREAMS)]
+        tasks = [asyncio.create_task(play(channel, i)) for i, channel in enumerate(channels)]
+        await asyncio.to_thread(pipe.recv)
+        before = list(counts)
+        await asyncio.to_thread(pipe.recv)
+        result = [b - a for a, b in zip(before, counts, strict=True)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return result
+
+    pipe.send(asyncio.run(dial()))
+
+
+# ------------------------------------------------------------------------------------------ helpers
+
+
+@contextlib.contextmanager
+def learner(**options: Any) -> Iterator[tuple[libtorchbeast.ActorPool, Gateways, threading.Event]]:
+    """An agent that answers zeros while the event is set, and a learner that takes and forgets."""
+    import torch
+
+    queue = libtorchbeast.BatchingQueue(minimum_batch_size=1, maximum_batch_size=64)
+    batcher = libtorchbeast.DynamicBatcher(timeout_ms=20)
+
+    def infer() -> None:
+        for batch in batcher:
+            playing.wait(START_S)
+            row, state = batch.get_inputs()
+            batch.set_outputs(((torch.zeros(row[1].shape, dtype=torch.int64),), state))
+
+    def take() -> None:
+        for _ in queue:
+            pass
+
+    playing = threading.Event()
+    playing.set()
+    pool = libtorchbeast.ActorPool(20, queue, batcher)
+    gateways = Gateways(pool.add_lane, **options)
+    threads = [threading.Thread(target=f) for f in (infer, take, pool.run)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield pool, gateways, playing
+    finally:
+        playing.set()
+        queue.close()
+        batcher.close()
+        gateways.close()
+        for thread in threads:
+            thread.join(START_S)
+
+
+@contextlib.contextmanager
+def process(function: Callable[..., None], *arguments: Any) -> Iterator[Any]:
+    """Another process; it gets the other end of a pipe."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=function, args=(theirs, *arguments), daemon=True)
+    child.start()
+    try:
+        yield ours
+    finally:
+        child.kill()
+        child.join(START_S)
+
+
+def wait_for(gateways: Gateways, condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit("The environments did not start in time.")
+        gateways.poll()
+        time.sleep(0.05)
+
+
+def count_steps(
+    pool: libtorchbeast.ActorPool, gateways: Gateways, seconds: float
+) -> tuple[int, float, float]:
+    """Steps, seconds, and seconds that the gateways' processes computed."""
+    processes = [psutil.Process(pid) for pid in gateways.pids]
+
+    def cpu_s() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    steps, start, cpu_before = pool.count(), time.monotonic(), cpu_s()
+    while time.monotonic() < start + seconds:
+        gateways.poll()
+        time.sleep(0.1)
+    return pool.count() - steps, time.monotonic() - start, cpu_s() - cpu_before
+
+
+if __name__ == "__main__":
+    main()

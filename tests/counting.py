@@ -1,0 +1,44 @@
+"""An environment that knows all, and no torch, so that processes with it start soon."""
+
+import random
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from torchbeast.envs.sync import SyncEnvs
+
+NUM_ACTIONS = 5
+EPISODE_STEPS = 7
+
+
+def next_action(count):
+    """What the agent of these tests does at the row with this count."""
+    return (3 * count + 1) % NUM_ACTIONS
+
+
+class Counting(gymnasium.Env):
+    """Shows who it is, how many steps it took since it was made, and the last action it got."""
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
+        self.id = random.SystemRandom().randrange(2**20)
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return self._observe(-1), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        self.time += 1
+        done = self.time == EPISODE_STEPS
+        return self._observe(int(action)), float(self.count), done, False, {}
+
+    def _observe(self, action: int) -> Any:
+        return np.array([self.id, self.count, action], np.float32)
+
+
+def counting_group(num_envs: int) -> SyncEnvs:
+    return SyncEnvs(Counting, num_envs)

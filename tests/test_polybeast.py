@@ -1,0 +1,196 @@
+"""PolyBeast as its users run it: it learns, it resumes, and what breaks is mended or told."""
+
+import functools
+import json
+import os
+import re
+import signal
+
+import psutil
+import pytest
+import torch
+
+from tests import training
+from tests.training import ROOT, TIMEOUT_S, final_return, fragile, read_logs, shared_memory
+from torchbeast import polybeast
+from torchbeast.core.flags import default_flags
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
+
+run = functools.partial(training.run, "polybeast")
+Training = functools.partial(training.Training, "polybeast")
+
+SMALL = ("--env", "Catch", "--total_steps", "100000000")
+
+
+def train(tmp_path, *args, **options):
+    result = run(tmp_path, "--xpid", "run", *args, cwd=ROOT, **options)
+    assert result.returncode == 0, result.stderr
+    return final_return(tmp_path / "run")
+
+
+# --- It learns --------------------------------------------------------------------------------
+
+
+def test_cart_pole_is_learnt_with_the_defaults(tmp_path):
+    assert train(tmp_path, "--env", "CartPole-v1") > 400
+
+
+def test_memory_is_learnt_with_lstm(tmp_path):
+    assert train(tmp_path, "--env", "Memory", "--total_steps", "150000", "--use_lstm") > 0.9
+
+
+def test_pictures_are_learnt_with_the_defaults(tmp_path):
+    assert train(tmp_path, "--env", "tests.image_catch:ImageCatch", "--total_steps", "150000") > 0.8
+
+
+def test_catch_is_learnt_and_leaves_its_files_and_can_be_tested(tmp_path):
+    total = 100_000
+    before = shared_memory()
+    assert train(tmp_path, "--env", "Catch", "--total_steps", str(total)) > 0.9
+    assert shared_memory() == before
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"model.tar", "logs.csv", "fields.csv", "out.log", "meta.json"} <= names
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is True
+    last = read_logs(tmp_path / "run")[-1]
+    flags = default_flags(polybeast.Flags, "Catch")
+    assert total <= int(last["step"]) < total + flags.batch_size * flags.unroll_length
+    saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)
+    assert saved["stats"]["step"] == int(last["step"])
+    for name in ("learner_queue_size", "inference_batch_size", "inference_idle", "learner_idle"):
+        assert float(last[name]) >= 0
+    waits = [float(last[f"actors_wait_for_{who}"]) for who in ("environments", "agent", "learner")]
+    assert sum(waits) == pytest.approx(1.0)
+
+    test = run(tmp_path, "--mode", "test", "--num_episodes", "5")
+    assert test.returncode == 0, test.stderr
+    assert re.search(r"Mean return over 5 episodes: 1\.00", test.stdout), test.stdout
+    # The other beast goes on where this one stopped: one checkpoint, one learner.
+    args = ("--env", "Catch", "--xpid", "run", "--total_steps", str(total + 5000))
+    resumed = training.run("monobeast", tmp_path, *args)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"Resuming at step {int(last['step']):,} of" in resumed.stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--num_servers", "3", "--num_actors", "5", "--envs_per_actor", "3", "--batch_size", "7"),
+        ("--num_servers", "1", "--num_actors", "1", "--envs_per_actor", "1"),
+        ("--num_inference_threads", "2", "--num_learner_threads", "2", "--batch_size", "32"),
+        ("--max_policy_lag", "1", "--unroll_length", "3", "--max_learner_queue_size", "64"),
+        ("--autocast", "bf16", "--learner_device", "cpu", "--actor_device", "cpu"),
+        ("--num_actions", "3", "--pipes_basename", "unix:/tmp/elsewhere", "--use_lstm"),
+    ],
+    ids=lambda args: args[0].strip("-"),
+)
+def test_settings_of_all_kinds_run(tmp_path, args):
+    result = run(tmp_path, "--env", "Catch", "--total_steps", "4000", "--xpid", "run", *args)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert int(read_logs(tmp_path / "run")[-1]["step"]) >= 4000
+
+
+def test_rollouts_of_old_weights_are_dropped_and_counted(tmp_path):
+    args = ("--env", "Catch", "--total_steps", "20000", "--max_policy_lag", "0")
+    result = run(tmp_path, "--xpid", "run", *args, "--log_interval_s", "0.2")
+    assert result.returncode == 0, result.stderr
+    dropped = [float(row["dropped_rollouts"]) for row in read_logs(tmp_path / "run")]
+    assert max(dropped) > 0
+
+
+def test_a_profile_of_all_threads_can_be_written(tmp_path):
+    with Training(tmp_path, *SMALL, "--write_profiler_trace") as training:
+        training.wait_for((training.folder / "trace.json").exists, "trace")
+        assert training.end(signal.SIGTERM) == 0
+    assert "aten::" in (tmp_path / "run" / "trace.json").read_text()
+
+
+def test_a_bad_flag_is_one_sentence(tmp_path):
+    for args, sentence in [
+        (("--learner_device", "gpu7"), "--learner_device must be auto, cpu or cuda"),
+        (("--max_learner_queue_size", "2"), "max_learner_queue_size must be at least batch_size"),
+        (("--num_servers", "0"), "num_servers must be more than 0, got 0"),
+    ]:
+        result = run(tmp_path, "--env", "Catch", *args)
+        assert result.returncode == 2
+        assert sentence in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+# --- What breaks ------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_told_and_replaced(tmp_path):
+    with Training(tmp_path, *SMALL) as training:
+        training.wait_for_step(1)
+        main = psutil.Process(training.process.pid)
+        before = main.num_fds(), main.num_threads()
+        for times in range(1, 6):
+            training.actors()[0].kill()
+            training.wait_for(
+                lambda n=times: training.output.count("killed by SIGKILL; starting it anew") == n,
+                "message",
+            )
+            training.wait_for_step(training.step + 20_000)
+        training.wait_for(lambda: (main.num_fds(), main.num_threads()) == before, "tidiness")
+        assert training.end(signal.SIGTERM) == 0
+
+
+def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path):
+    with Training(tmp_path, *SMALL, "--checkpoint_interval_s", "0.5") as training:
+        training.wait_for_step(1)
+        training.wait_for((training.folder / "model.tar").exists, "checkpoint")
+        training.wait_for_step(training.step + 20_000)
+        assert training.end(signal.SIGKILL) == -signal.SIGKILL  # and the workers end by themselves
+    saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
+    with Training(tmp_path, *SMALL) as training:
+        training.wait_for_step(saved["step"] + 1)
+        assert f"Resuming at step {saved['step']:,} of Catch" in training.output
+        assert training.end(signal.SIGTERM) == 0
+    after = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
+    assert after["step"] > saved["step"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_saves_and_ends_tidily(tmp_path, number, code):
+    with Training(tmp_path, *SMALL, start_new_session=True) as training:
+        training.wait_for_step(1)
+        assert training.end(number) == code
+        assert "Traceback" not in training.output
+        assert f"Stopped by {number.name}" in training.output
+    steps = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]["step"]
+    assert steps == int(read_logs(tmp_path / "run")[-1]["step"])
+
+
+def test_an_exception_in_an_environment_is_shown_and_training_goes_on(tmp_path):
+    env = fragile(tmp_path, 500, "raise ValueError('the simulator is out of tea')")
+    args = ("--env", "fragile:make", "--total_steps", "60000")
+    result = run(tmp_path, *args, "--xpid", "run", env=env)
+    assert result.returncode == 0, result.stderr
+    assert "fragile.py" in result.stderr  # the traceback says where
+    assert "the simulator is out of tea" in result.stderr
+    assert int(read_logs(tmp_path / "run")[-1]["step"]) >= 60_000
+
+
+def test_an_environment_that_never_works_ends_the_run_with_its_traceback(tmp_path):
+    env = fragile(tmp_path, 3, "raise ValueError('the simulator is out of tea')")
+    result = run(tmp_path, "--env", "fragile:make", env=env)
+    assert result.returncode == 1
+    assert "No worker is left" in result.stderr
+    assert "the simulator is out of tea" in result.stderr
+
+
+def test_a_model_that_raises_ends_the_run_with_its_traceback(tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "from torchbeast.models import Agent\n"
+        "class Broken(Agent):\n"
+        "    def __init__(self, shape, actions, lstm):\n"
+        "        super().__init__(shape, actions, lstm, 'mlp')\n"
+        "    def forward(self, inputs, state):\n"
+        "        raise ValueError('the model is out of tea')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = run(tmp_path, "--env", "Catch", "--model", "broken:Broken", env=env)
+    assert result.returncode == 1
+    assert "the model is out of tea" in result.stderr

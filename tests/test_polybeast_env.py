@@ -1,0 +1,91 @@
+"""`python -m torchbeast.polybeast_env`: one sentence for a mistake, and nothing left at the end."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from libtorchbeast.rpc.security import Security
+from tests.counting import Counting
+from tests.remote import check_rollouts, learner
+from tests.threads import wait_until
+from torchbeast.polybeast_env import main, server_address
+
+
+class Fragile(Counting):
+    """Raises after a while."""
+
+    def step(self, action):
+        if self.count == 10:
+            raise RuntimeError("the wheel came off")
+        return super().step(action)
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torchbeast.polybeast_env", "--num_servers", "1", *args]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--env", "Catsch"], "did you mean Catch"),
+        (["--env", "Catch", "--num_servers", "0"], "num_servers must be more than 0, got 0."),
+        (["--env", "Catch", "--connect", "learner"], "An address is unix:/path or host:port"),
+        (["--env", "Catch", "--connect", "learner:1"], "needs TLS, and learner:1 has none"),
+        (["--env", "Catch", "--pipes_basename", "0.0.0.0:1"], "needs TLS, and 0.0.0.0:1 has none"),
+        (["--env", "Catch", "--tls_ca", "none.pem"], "tls_ca must be a file that can be read"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(args, sentence, capsys):
+    assert main(args) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_server_addresses_are_counted_up():
+    assert server_address("unix:/tmp/polybeast", 3) == "unix:/tmp/polybeast.3"
+    assert server_address("[::1]:5000", 3) == "[::1]:5003"
+
+
+def test_a_learner_that_does_not_want_these_environments_ends_them(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret")
+    with learner(listen=["127.0.0.1:0"], security=Security(token_file=token)) as it:
+        process = start("--connect", it.address, "--env", "Catch")
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "error: The token must be this end's, got none" in error
+    assert "Traceback" not in error
+
+
+def test_an_environment_that_raises_is_told_and_started_anew(caplog):
+    with learner(listen=["127.0.0.1:0"]) as it:
+        process = start("--connect", it.address, "--env", "tests.test_polybeast_env:Fragile",
+                        "--envs_per_server", "1")  # fmt: skip
+        try:
+            it.wait_for_environments(2)
+            wait_until(lambda: "the wheel came off" in caplog.text)
+        finally:
+            process.terminate()
+            _, error = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "starting it anew" in error
+    assert max(check_rollouts(it.rollouts, it.unroll_length).values()) == 10
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_and_no_socket_is_left(kill, tmp_path):
+    process = start("--pipes_basename", f"unix:{tmp_path}/server", "--env", "Catch")
+    wait_until(lambda: (tmp_path / "server.0").exists())
+    [child] = psutil.Process(process.pid).children()
+    os.kill(process.pid, kill)
+    process.communicate(timeout=30)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    if kill != signal.SIGKILL:
+        assert process.returncode == (130 if kill == signal.SIGINT else 0)
+        assert os.listdir(tmp_path) == []

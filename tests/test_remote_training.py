@@ -1,0 +1,133 @@
+"""Training with environments elsewhere, as users run it: what is killed or restarted is mended."""
+
+import re
+import signal
+import sys
+
+import psutil
+import pytest
+
+from tests.training import (
+    ROOT,
+    TIMEOUT_S,
+    Background,
+    RemoteEnvironments,
+    Training,
+    mean_return,
+    read_logs,
+)
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
+
+FOR_EVER = ("--env", "Catch", "--total_steps", "100000000")
+MORE_THAN_IS_ON_ITS_WAY = 3000  # steps; rollouts in queues at the time of a fault are far fewer
+
+
+def start_learner(tmp_path, address, dials, *args):
+    where = "--server_addresses" if dials else "--listen"
+    return Training("polybeast_learner", tmp_path, *FOR_EVER, where, address, *args)
+
+
+def start_environments(tmp_path, address, learner_dials):
+    """One process: if it is not mended, nothing goes on."""
+    base = address.removesuffix(".0")
+    where = ("--pipes_basename", base) if learner_dials else ("--connect", address)
+    return RemoteEnvironments(tmp_path, "--env", "Catch", "--num_servers", "1", *where)
+
+
+def learn_on(training):
+    training.wait_for_step(training.step + MORE_THAN_IS_ON_ITS_WAY)
+
+
+def gateway_of(training):
+    [gateway] = [p for p in training.family() if "libtorchbeast.rpc.gateway" in p.cmdline()]
+    return gateway
+
+
+@pytest.mark.parametrize("learner_dials", [False, True], ids=["listens", "dials"])
+def test_kill_9_of_environments_and_gateway_is_mended(tmp_path, learner_dials):
+    address = f"unix:{tmp_path}/socket.0"
+    with start_learner(tmp_path, address, learner_dials) as training:
+        training.wait_for(lambda: len(training.family()) == 2, "gateway")
+        with start_environments(tmp_path, address, learner_dials) as environments:
+            training.wait_for_step(1)
+            for times in (1, 2):
+                kill(environments.family()[1])
+                environments.wait_for(
+                    lambda n=times: (
+                        environments.output.count("killed by SIGKILL; starting it") == n
+                    ),
+                    "message",
+                )
+                learn_on(training)
+                kill(gateway_of(training))
+                training.wait_for(
+                    lambda n=times: training.output.count("was killed by SIGKILL") == n, "message"
+                )
+                learn_on(training)
+            assert len(training.family()) == len(environments.family()) == 2
+            assert training.end(signal.SIGTERM) == 0
+            assert environments.end(signal.SIGTERM) == 0
+            assert "Traceback" not in training.output + environments.output
+    assert not list(tmp_path.glob("socket*"))
+
+
+@pytest.mark.parametrize("learner_dials", [False, True], ids=["listens", "dials"])
+def test_environments_wait_for_a_learner_and_for_the_next_one(tmp_path, learner_dials):
+    address = f"unix:{tmp_path}/socket.0"
+    with start_environments(tmp_path, address, learner_dials) as environments:
+        environments.wait_for(lambda: len(environments.family()) == 2, "process")
+        family = environments.family()
+        args = (address, learner_dials, "--checkpoint_interval_s", "0.5")
+        with start_learner(tmp_path, *args) as training:
+            training.wait_for((training.folder / "model.tar").exists, "checkpoint")
+            learn_on(training)
+            assert training.end(signal.SIGKILL) == -signal.SIGKILL
+        with start_learner(tmp_path, *args) as training:
+            training.wait_for(lambda: "Resuming at step" in training.output, "resumption")
+            training.wait_for_step(1)
+            learn_on(training)
+            assert training.end(signal.SIGTERM) == 0
+        assert environments.family() == family
+        assert environments.end(signal.SIGTERM) == 0
+        assert "Traceback" not in environments.output
+    assert not list(tmp_path.glob("socket*"))
+
+
+def test_simulators_that_leave_after_each_episode_teach_as_well_as_those_that_stay(tmp_path):
+    steps = {}
+    for how in ("stay", "leave"):
+        (tmp_path / how).mkdir()
+        steps[how] = steps_until_catch_is_learnt(tmp_path / how, how)
+    assert steps["leave"] < 1.5 * steps["stay"], steps
+
+
+def steps_until_catch_is_learnt(folder, how):
+    """With eight simulators; fails if it takes more than --total_steps."""
+    args = ("--env", "Catch", "--total_steps", "40000", "--listen", "127.0.0.1:0",
+            "--batch_size", "4", "--learning_rate", "0.006", "--vtrace_lambda", "1",
+            "--connections_per_s", "1000")  # fmt: skip
+    with Training("polybeast_learner", folder, *args) as training:
+        training.wait_for(lambda: listening_at(training), "address")
+        program = [sys.executable, "-m", "tests.episodes", listening_at(training), "8", how]
+        with Background(program, folder / "simulators", cwd=ROOT) as simulators:
+            training.wait_for_step(1)
+            training.wait_for(lambda: mean_return(training) > 0.9, "mean return of 0.9")
+            last = read_logs(training.folder)[-1]
+            # The last rollouts of those that stay are padded, too, but not one for each episode.
+            assert (float(last["padded_rollouts"]) > 100) == (how == "leave")
+            assert simulators.end(signal.SIGTERM) == -signal.SIGTERM
+            assert not simulators.output
+        assert training.end(signal.SIGTERM) == 0
+        assert "refused" not in training.output
+    return int(last["step"])
+
+
+def listening_at(training):
+    found = re.search(r"dial in at (\S+)\.$", training.output, re.MULTILINE)
+    return found and found[1]
+
+
+def kill(process: psutil.Process) -> None:
+    process.kill()
+    process.wait(30)

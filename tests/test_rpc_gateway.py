@@ -1,0 +1,227 @@
+"""Gateways: rows arrive exactly, whoever comes, goes or is killed, and nothing is left behind."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import psutil
+import pytest
+
+import torchbeast
+from libtorchbeast.rpc.connection import LearnerGone
+from libtorchbeast.rpc.gateways import Gateways
+from libtorchbeast.rpc.messages import Refused
+from libtorchbeast.rpc.security import Limits
+from libtorchbeast.rpc.server import EnvironmentServer
+from libtorchbeast.specs import ArraySpec, Spec
+from tests.counting import NUM_ACTIONS, Counting, counting_group
+from tests.remote import check_rollouts, client, learner
+from tests.threads import wait_until
+
+COUNTING = Spec(ArraySpec("float32", (3,)), ArraySpec("int64"))
+
+
+def connect(it, **options):
+    return torchbeast.connect(it.address, **{"num_actions": NUM_ACTIONS, **options})
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_environments_that_dial_in_have_every_transition_learnt_once(num_envs):
+    with learner(listen=["127.0.0.1:0"]) as it:
+        with client(it.address, num_envs):
+            it.wait_for_environments(num_envs)
+            it.wait_for_rollouts(10 * num_envs)
+        it.wait_for_streams(0)
+    transitions = check_rollouts(it.rollouts, it.unroll_length)
+    assert len(transitions) == num_envs
+    assert it.gateways.spec == COUNTING
+    assert it.gateways.num_actions == NUM_ACTIONS
+
+
+def test_environments_that_listen_have_every_transition_learnt_once(tmp_path):
+    address = f"unix:{tmp_path}/server"
+    server = EnvironmentServer(lambda knows_truncation: counting_group(2), address)
+    thread = threading.Thread(target=server.run)
+    with learner(server_addresses=[address, address]) as it:  # before there is a server
+        thread.start()
+        it.wait_for_environments(4)
+        it.wait_for_rollouts(20)
+    server.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(check_rollouts(it.rollouts, it.unroll_length)) == 4
+
+
+def test_many_clients_come_and_go_and_lanes_are_used_again():
+    with learner(listen=["127.0.0.1:0"]) as it:
+        for number in range(3):
+            with client(it.address), client(it.address):
+                it.wait_for_environments(2 * (number + 1))
+            it.wait_for_streams(0)
+        assert it.pool.num_actors() == 2
+    assert len(check_rollouts(it.rollouts, it.unroll_length)) == 6
+
+
+def test_partial_rollout_is_padded_when_a_client_leaves():
+    with learner(listen=["127.0.0.1:0"], unroll_length=50) as it:
+        with connect(it) as actor:
+            env = Counting()
+            action = actor.step(env.reset()[0].astype(np.float32))
+            for _ in range(3):
+                frame, reward, done, _, _ = env.step(action)
+                action = actor.step(frame, reward, done)
+        wait_until(lambda: len(it.rollouts) == 1)
+    [(rows, _, _)] = it.rollouts
+    assert rows[5][:, 0].tolist() == [False] * 4 + [True] * 47
+    assert rows[2][:, 0].tolist() == [True] + [False] * 3 + [True] * 47
+    assert check_rollouts(it.rollouts, 50) == {env.id: 3}
+
+
+def test_a_time_limit_sends_the_true_end_and_an_extra_row():
+    with learner(listen=["127.0.0.1:0"], unroll_length=3) as it, connect(it) as actor:
+        frame = np.zeros(3, np.float32)
+        actor.step(frame)
+        actor.step(frame + 1, 1.0)
+        actor.step(frame + 9, 2.0, done=True, final_observation=frame + 2)
+        wait_until(lambda: len(it.rollouts) == 1)
+    frame, reward, done, step, returns, truncated, _ = it.rollouts[0][0]
+    assert frame[:, 0, 0].tolist() == [0, 1, 2, 9]
+    assert reward[:, 0].tolist() == [0, 1, 2, 0]
+    assert done[:, 0].tolist() == [True, False, False, True]
+    assert truncated[:, 0].tolist() == [False, False, False, True]
+    assert step[:, 0].tolist() == [0, 1, 2, 2]
+    assert returns[:, 0].tolist() == [0, 1, 3, 3]
+
+
+def start_environments(*args):
+    command = [sys.executable, "-m", "torchbeast.polybeast_env", *args]
+    return subprocess.Popen([*command, "--env", "tests.counting:Counting"])
+
+
+def test_kill_9_of_client_gateway_and_server_loses_no_exactness(tmp_path):
+    base = f"unix:{tmp_path}/server"
+    dialing = None
+    serving = start_environments("--pipes_basename", base, "--num_servers", "1",
+                                 "--envs_per_server", "2")  # fmt: skip
+    try:
+        with learner(listen=["127.0.0.1:0"], server_addresses=[f"{base}.0"]) as it:
+            dialing = start_environments("--connect", it.address, "--num_servers", "1",
+                                         "--envs_per_server", "3")  # fmt: skip
+            it.wait_for_environments(5)
+            for parent, num_seen in ((dialing, 8), (serving, 10)):
+                [victim] = psutil.Process(parent.pid).children()
+                os.kill(victim.pid, signal.SIGKILL)
+                it.wait_for_environments(num_seen)
+            os.kill(it.gateways.pids[0], signal.SIGKILL)
+            it.wait_for_environments(12)  # a client keeps its own, a server makes new ones
+            it.wait_for_streams(2)
+            it.wait_for_rollouts(20)
+            assert it.gateways.num_restarts == 1
+            assert it.pool.num_actors() == 2
+        assert serving.poll() is None
+        assert dialing.poll() is None
+    finally:
+        for process in filter(None, (serving, dialing)):
+            process.send_signal(signal.SIGTERM)
+        for process in filter(None, (serving, dialing)):
+            assert process.wait(15) == 0
+    assert len(check_rollouts(it.rollouts, it.unroll_length)) == 12
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_gateway_that_hangs_is_started_anew(monkeypatch):
+    monkeypatch.setattr("libtorchbeast.rpc.gateways.HANG_S", 3.0)
+    with learner(listen=["127.0.0.1:0"]) as it:
+        os.kill(it.gateways.pids[0], signal.SIGSTOP)
+        wait_until(lambda: it.gateways.num_restarts == 1)
+        with client(it.address):
+            it.wait_for_environments(1)
+
+
+def test_nothing_is_left_behind():
+    def play():
+        with learner(listen=["127.0.0.1:0"]) as it:
+            with connect(it) as actor:
+                actor.step(np.zeros(3, np.float32))
+            return it.gateways.pids
+
+    def state():
+        gc.collect()
+        me = psutil.Process()
+        return len(me.children()), me.num_fds(), threading.active_count()
+
+    play()  # grpc keeps some things for good
+    before = state()
+    [pid] = play()
+    wait_until(lambda: state() == before)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_gateway_dies_with_its_parent():
+    program = (
+        "import os\n"
+        "from libtorchbeast.rpc.gateways import Gateways\n"
+        "gateways = Gateways(listen=['127.0.0.1:0'])\n"
+        "print(gateways.pids[0], flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    wait_until(lambda: not psutil.pid_exists(int(run.stdout)), 10)
+
+
+def test_the_first_environments_decide_and_others_are_told_what_was_expected():
+    with learner(listen=["127.0.0.1:0"]) as it:
+        with connect(it) as actor:
+            actor.step(np.zeros(3, np.float32))
+        expected = r"observations float32\[3\], these environments have uint8\[2\]"
+        with connect(it) as actor, pytest.raises(Refused, match=expected):
+            actor.step(np.zeros(2, np.uint8))
+        expected = "works with 5 actions, these environments have 4"
+        with connect(it, num_actions=4) as actor, pytest.raises(Refused, match=expected):
+            actor.step(np.zeros(3, np.float32))
+
+
+def test_the_spec_is_known_before_the_lanes_are(tmp_path):
+    gateways = Gateways(listen=["127.0.0.1:0"])
+    try:
+        with pytest.raises(TimeoutError, match="No environments introduced themselves"):
+            gateways.wait_for_spec(0.1)
+        with client(gateways.listening[0]):
+            assert gateways.wait_for_spec(20) == COUNTING
+            assert gateways.num_actions == NUM_ACTIONS
+            assert gateways.num_streams == 0
+    finally:
+        gateways.close()
+
+
+def test_several_gateways_share_a_port():
+    with learner(listen=["127.0.0.1:0"], num_gateways=2) as it:
+        assert len(it.gateways.pids) == 2
+        with client(it.address), client(it.address), client(it.address):
+            it.wait_for_environments(3)
+    assert len(check_rollouts(it.rollouts, it.unroll_length)) == 3
+
+
+def test_a_port_in_use_is_told_at_the_start():
+    first = Gateways(listen=["127.0.0.1:0"])
+    try:
+        with pytest.raises(OSError, match=r"Cannot listen at 127\.0\.0\.1:\d+"):
+            Gateways(listen=first.listening)
+    finally:
+        first.close()
+
+
+def test_a_gateway_takes_as_many_streams_as_it_may():
+    limits = Limits(max_streams=1)
+    with learner(listen=["127.0.0.1:0"], limits=limits) as it, client(it.address):
+        it.wait_for_streams(1)
+        expected = "takes 1 streams, and all are in use"
+        with (
+            connect(it, reconnect_s=0.0) as actor,
+            pytest.raises(LearnerGone, match=expected),
+        ):
+            actor.step(np.zeros(3, np.float32))

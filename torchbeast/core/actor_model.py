@@ -1,0 +1,75 @@
+"""The model as the agent uses it: always one whole version, replaced without anybody waiting."""
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class ActorModel:
+    """Copies of a model on the agent's device: the newest, and older ones still in use.
+
+    Inference threads use a copy that nobody writes to; the learner writes to one that nobody uses.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, version: int = 0, compile: bool = False
+    ) -> None:
+        self._device = device
+        self._compile = compile
+        self._lock = threading.Lock()  # of the following
+        self._spare: list[_Copy] = []
+        self._newest = self._copy(model, version)
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Make these weights the newest. For one thread at a time."""
+        with self._lock:
+            fresh = self._spare.pop() if self._spare else None
+        if fresh is None:
+            fresh = self._copy(model, version)
+        with torch.no_grad():
+            for ours, theirs in zip(_tensors(fresh.model), _tensors(model), strict=True):
+                ours.copy_(theirs)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # inference has its own stream
+        fresh.version = version
+        with self._lock:
+            old, self._newest = self._newest, fresh
+            if old.num_users == 0:
+                self._spare.append(old)
+
+    @contextmanager
+    def newest(self) -> Iterator[tuple[nn.Module, int]]:
+        """The newest weights and their version, unchanged while they are in use."""
+        with self._lock:
+            used = self._newest
+            used.num_users += 1
+        try:
+            yield used.model, used.version
+        finally:
+            with self._lock:
+                used.num_users -= 1
+                if used.num_users == 0 and used is not self._newest:
+                    self._spare.append(used)
+
+    def _copy(self, model: nn.Module, version: int) -> "_Copy":
+        fresh = copy.deepcopy(model).to(self._device)
+        if self._compile:
+            fresh.compile(dynamic=True)  # batches of all sizes
+        return _Copy(fresh, version)
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """All that a model's answers depend on, also what is in no checkpoint."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+class _Copy:
+    def __init__(self, model: nn.Module, version: int) -> None:
+        self.model = model
+        self.version = version
+        self.num_users = 0

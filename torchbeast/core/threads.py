@@ -1,0 +1,74 @@
+"""Threads with an owner, and how busy they are."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from torchbeast.core.stats import RunningStats
+
+Item = TypeVar("Item")
+
+
+class Threads:
+    """Some threads that run one function; `finished` is set when one of them fails."""
+
+    def __init__(
+        self, name: str, number: int, target: Callable[[], None], finished: threading.Event
+    ) -> None:
+        self._target = target
+        self._finished = finished
+        self._error: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True)
+            for i in range(number)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for their end, and raise here what went wrong in one of them."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive() and self._error is None:
+                raise TimeoutError(f"Thread {thread.name} did not end within {timeout_s:.0f} s.")
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except BaseException as error:
+            self._error = self._error or error
+            self._finished.set()
+
+
+class BusyClock:
+    """Reports which part of its time a thread waits for the next item, as `<name>_idle`."""
+
+    def __init__(self, name: str, stats: RunningStats | None) -> None:
+        self._name = name
+        self._stats = stats
+        self._waited_s = 0.0
+        self._noted_at = time.monotonic()
+
+    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, with a look at the clock before and after each."""
+        iterator = iter(items)
+        while True:
+            started_at = time.monotonic()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            self._waited_s = time.monotonic() - started_at
+            yield item
+
+    def note(self, **figures: float) -> None:
+        """Report on the time since the last call, and these figures with it."""
+        now = time.monotonic()
+        if self._stats is not None and now > self._noted_at:
+            idle = min(1.0, self._waited_s / (now - self._noted_at))
+            self._stats.observe({f"{self._name}_idle": idle, **figures})
+        self._noted_at = now

@@ -1,0 +1,67 @@
+"""PolyBeast on one machine: the learner, and environments in worker processes beside it."""
+
+import sys
+from dataclasses import dataclass
+
+from torchbeast import polybeast_learner
+from torchbeast.core.flags import num_cores, run_command_line
+from torchbeast.report import log_to_terminal
+from torchbeast.sources import BothEnvironments, LocalEnvironments, Source
+
+GROUPS_PER_WORKER = 2  # one is stepped while the agent looks at the other
+
+
+@dataclass(frozen=True)
+class Flags(polybeast_learner.Flags):
+    """Train or test an agent with environments on this machine."""
+
+    num_servers: int = num_cores() + 1
+    """Processes that step environments; one more than cores, so that none is idle."""
+    num_actors: int | None = None
+    """Groups of environments, dealt out to the processes; None: two for each."""
+    envs_per_actor: int = 8 if num_cores() <= 8 else 4
+    """E: environments in a group; they step together."""
+    pipes_basename: str = "unix:/tmp/polybeast"
+    """Not needed here: environments on this machine use shared memory."""
+    env_timeout_s: float = 120.0
+    """A process that takes no step for so long is killed and started anew."""
+
+    @property
+    def num_groups(self) -> int:
+        return self.num_actors or GROUPS_PER_WORKER * self.num_servers
+
+    @property
+    def default_servers(self) -> list[str]:
+        return []
+
+    def validate(self) -> None:
+        super().validate()
+        self.require_positive("num_servers", "num_groups", "envs_per_actor", "env_timeout_s")
+
+
+def open_source(flags: Flags) -> Source:
+    """Workers, and also the connections that the flags ask for."""
+    local = LocalEnvironments(
+        flags.env_options,
+        num_workers=min(flags.num_servers, flags.num_groups),
+        num_groups=flags.num_groups,
+        envs_per_group=flags.envs_per_actor,
+        env_timeout_s=flags.env_timeout_s,
+    )
+    if not flags.listen_at and not flags.dial:
+        return local
+    return BothEnvironments([local, polybeast_learner.open_source(flags)])
+
+
+def train(flags: Flags) -> int:
+    """Train until `total_steps`, or until told to stop. Returns the exit code."""
+    return polybeast_learner.train(flags, open_source(flags))
+
+
+def main(flags: Flags) -> int:
+    log_to_terminal()
+    return train(flags) if flags.mode == "train" else polybeast_learner.test(flags)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command_line(Flags, main))

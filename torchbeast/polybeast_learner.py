@@ -1,0 +1,466 @@
+"""PolyBeast's learner: the agent and the learner in one process, environments wherever they are.
+
+    environments ── lanes ──► ActorPool (C++) ──► inference_batcher ──► inference (threads)
+                                   └─ rollouts ──► learner_queue ─────► learn     (threads)
+    train  (main thread)  starts all of it, watches over it, reports and saves
+
+Run by itself it trains with environments that other processes serve, or that dial in; `polybeast`
+runs it together with environments of its own. T is unroll_length, B a batch size.
+"""
+
+import dataclasses
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import libtorchbeast
+import nest
+from libtorchbeast.rpc.security import Limits, Security, server_address
+from libtorchbeast.specs import ROW_FIELDS
+from torchbeast.core.actor_model import ActorModel
+from torchbeast.core.evaluate import evaluate
+from torchbeast.core.file_writer import new_xpid
+from torchbeast.core.flags import TrainingFlags, num_cores, run_command_line
+from torchbeast.core.learner import Batch, Learner
+from torchbeast.core.losses import (
+    compute_baseline_loss,
+    compute_entropy_loss,
+    compute_policy_gradient_loss,
+)
+from torchbeast.core.memory import keep_freed_memory
+from torchbeast.core.seeding import seed_everything
+from torchbeast.core.stats import RunningStats
+from torchbeast.core.threads import BusyClock, Threads
+from torchbeast.errors import UsageError
+from torchbeast.models import make_model
+from torchbeast.models.net import Net
+from torchbeast.report import log_to_terminal
+from torchbeast.sources import RemoteEnvironments, Source
+from torchbeast.training import UPDATE_S, Run, run_training
+
+__all__ = [
+    "Net",
+    "compute_baseline_loss",
+    "compute_entropy_loss",
+    "compute_policy_gradient_loss",
+    "inference",
+    "learn",
+    "test",
+    "train",
+]
+
+logger = logging.getLogger("torchbeast")
+
+POLL_S = 0.1  # how soon the main thread sees a signal, a dead worker, the end
+GOOD_INFERENCE_BATCH = 16  # rows worth waiting a little for: below, weights move, not frames
+INFERENCE_PATIENCE_MS = 5
+MAX_INFERENCE_BATCH = 1024
+PROFILE_S = 3.0
+MAX_DEFAULT_SERVERS = 64  # a server that is not there is asked again now and then
+
+
+@dataclass(frozen=True)
+class Flags(TrainingFlags, Security):
+    """Train or test an agent with environments that other processes run, here or elsewhere."""
+
+    pipes_basename: str = "unix:/tmp/polybeast"
+    """Dial the environment servers at <pipes_basename>.0, .1, ..., if nothing else is said."""
+    num_actors: int | None = None
+    """How many of them to dial; None: all that turn up."""
+    server_addresses: str = ""
+    """Dial these environment servers instead: host:port,host:port,..."""
+    listen: str = ""
+    """Listen here for environments that dial in: host:port or unix:/path (several with commas)."""
+    num_gateways: int = 1
+    """Processes that end these connections."""
+    connections_per_s: float = Limits().connections_per_s
+    """New connections that one host may open to each of them, after a burst."""
+
+    num_inference_threads: int = max(1, num_cores() // 8)
+    """Threads that run the agent on batches of rows."""
+    num_learner_threads: int = 2 if torch.cuda.is_available() else 1
+    """Threads that fetch batches and learn in turn; more than one pays if batches go to a GPU."""
+    max_learner_queue_size: int | None = None
+    """Rollouts that wait for the learner before actors are held back; None: one batch."""
+    learner_device: str = "auto"
+    """Where to learn: auto, cpu, cuda, cuda:1 ..."""
+    actor_device: str = "auto"
+    """Where the agent runs; may be the learner's."""
+    num_actions: int | None = None
+    """Not needed any more: environments say how many actions they take."""
+    write_profiler_trace: bool = False
+    """Record a few seconds of the run to <rundir>/trace.json, for chrome://tracing."""
+
+    @property
+    def queue_size(self) -> int:
+        return self.max_learner_queue_size or self.batch_size
+
+    @property
+    def listen_at(self) -> list[str]:
+        return [address.strip() for address in self.listen.split(",") if address.strip()]
+
+    @property
+    def dial(self) -> list[str]:
+        """The environment servers to dial."""
+        given = [address.strip() for address in self.server_addresses.split(",")]
+        return [address for address in given if address] or self.default_servers
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(connections_per_s=self.connections_per_s)
+
+    @property
+    def default_servers(self) -> list[str]:
+        """Those of `polybeast_env` on this machine, unless environments dial in."""
+        if self.listen:
+            return []
+        number = self.num_actors or MAX_DEFAULT_SERVERS
+        return [server_address(self.pipes_basename, i) for i in range(number)]
+
+    def find_device(self, name: str) -> torch.device:
+        """The device behind one of the flags above."""
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() and not self.disable_cuda else "cpu"
+        return torch.device(name)
+
+    def validate(self) -> None:
+        super().validate()
+        self.require_positive("num_inference_threads", "num_learner_threads", "num_gateways")
+        self.require_positive("connections_per_s")
+        if self.num_actors is not None:
+            self.require_positive("num_actors")
+        for name in ("learner_device", "actor_device"):
+            try:
+                device = self.find_device(getattr(self, name))
+            except RuntimeError as error:
+                raise UsageError(f"--{name} must be auto, cpu or cuda: {error}") from error
+            if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+                raise UsageError(
+                    f"--{name} is {device}, but PyTorch sees {torch.cuda.device_count()} GPUs; "
+                    "use another, or cpu."
+                )
+        if self.queue_size < self.batch_size:
+            raise UsageError(
+                f"max_learner_queue_size must be at least batch_size, got {self.queue_size} < "
+                f"{self.batch_size}; raise --max_learner_queue_size or leave it out."
+            )
+
+
+# --------------------------------------------------------------------------------------- inference
+
+
+def inference(
+    flags: Any,
+    inference_batcher: Iterable[Any],
+    model: nn.Module | ActorModel,
+    lock: Any = None,
+    *,
+    stats: RunningStats | None = None,
+) -> None:
+    """Answer rows with actions until the batcher is closed. The target of inference threads.
+
+    TorchBeast's `lock` is not needed: an `ActorModel` never changes while it is in use.
+    """
+    device = _device_of(flags, "actor_device")
+    clock = BusyClock("inference", stats)
+    with torch.inference_mode(), own_stream(device):
+        for batch in clock.watch(inference_batcher):
+            try:
+                row, agent_state = to_device(batch.get_inputs(), device)
+                with use(model) as (net, version):
+                    output, agent_state = net(dict(zip(ROW_FIELDS, row, strict=False)), agent_state)
+                    if isinstance(output, dict):
+                        versions = torch.full(output["action"].shape, version, dtype=torch.int64)
+                        output = (output["action"], output["policy_logits"], versions)
+                    answer = to_device((output, agent_state), torch.device("cpu"))  # and waits
+                batch.set_outputs(answer)
+            except Exception as error:
+                batch.set_exception(error)
+                raise
+            clock.note(inference_batch_size=row[1].shape[1])
+
+
+@contextmanager
+def use(model: nn.Module | ActorModel) -> Any:
+    """The model to call, and the version of its weights."""
+    if isinstance(model, ActorModel):
+        with model.newest() as newest:
+            yield newest
+    else:
+        yield model, 0
+
+
+# ------------------------------------------------------------------------------------------- learn
+
+
+def learn(
+    flags: Any,
+    learner_queue: Iterable[Any],
+    model: nn.Module,
+    actor_model: nn.Module | ActorModel,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    stats: dict[str, Any],
+    plogger: Any = None,
+    lock: threading.Lock = threading.Lock(),  # noqa: B008 (one for all threads, as it should be)
+) -> None:
+    """Learn until the queue is closed, with a model and an optimizer of one's own.
+
+    After each batch the weights are copied to `actor_model`, `stats` is filled, and logged with
+    `plogger.log(stats)`.
+    """
+    flags = _with_defaults(flags)
+    learner = Learner(model, flags, _device_of(flags, "learner_device"), optimizer, scheduler)
+
+    def update(rows: Any, outputs: Any, agent_state: Any) -> None:
+        with lock:
+            # Other threads count in the same stats.
+            for name in ("step", "updates", "episodes"):
+                setattr(learner.stats, name, stats.get(name, 0))
+            learner.step(as_batch(rows, outputs, learner.version), agent_state)
+            if isinstance(actor_model, ActorModel):
+                actor_model.publish(model, learner.version)
+            else:
+                actor_model.load_state_dict(model.state_dict())
+            stats.update(learner.stats.summary())
+            if hasattr(learner_queue, "size"):
+                stats["learner_queue_size"] = learner_queue.size()
+            if plogger is not None:
+                plogger.log(stats)
+
+    learn_from(learner_queue, learner, update)
+
+
+def learn_from(
+    learner_queue: Iterable[Any], learner: Learner, update: Callable[[Any, Any, Any], None]
+) -> None:
+    """Take batches from the queue and update. One thread fetches while another learns."""
+    clock = BusyClock("learner", learner.stats)
+    with own_stream(learner.device):
+        for rollouts in clock.watch(learner_queue):
+            (rows, outputs), agent_state = to_device(rollouts, learner.device)
+            update(rows, outputs, agent_state)
+            clock.note()
+
+
+def as_batch(rows: tuple[Any, ...], outputs: tuple[Tensor, ...], version: int) -> Batch:
+    """What the learner learns from. Output t led to row t, so that the first is of no use."""
+    batch: Batch = dict(zip(ROW_FIELDS, rows, strict=False))
+    batch.setdefault("truncated", torch.zeros_like(batch["done"]))
+    batch["action"], batch["policy_logits"] = outputs[0][1:], outputs[1][1:]
+    versioned = len(outputs) > 2 and outputs[2].dtype == torch.int64
+    batch["version"] = outputs[2][1:] if versioned else torch.full_like(batch["action"], version)
+    return batch
+
+
+def to_device(tensors: Any, device: torch.device) -> Any:
+    """A nest of tensors on a device; to a GPU from pinned memory, so that nobody waits for it."""
+    if device.type == "cuda":
+        return nest.map(lambda t: t.pin_memory().to(device, non_blocking=True), tensors)
+    return nest.map(lambda t: t.to(device), tensors)
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """Let this thread's work on a GPU wait for nobody else's."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))
+
+
+# ---------------------------------------------------------------------------------- train and test
+
+
+def train(flags: Flags, source: Source | None = None) -> int:
+    """Train until `total_steps`, or until told to stop. Returns the exit code."""
+    flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
+    keep_freed_memory()
+    seed_everything(flags.seed)
+    source = source or open_source(flags)
+    try:
+        frame_shape = nest.map(lambda spec: spec.shape, source.spec.observation)
+        model = make_model(flags.model, frame_shape, source.num_actions, flags.use_lstm)
+        learner = Learner(model, flags, flags.find_device(flags.learner_device))
+        return run_training(flags, learner, lambda run: act_and_learn(flags, learner, source, run))
+    finally:
+        source.close()
+
+
+def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> None:
+    """The main thread's loop. At its end no actor and no thread is left."""
+    learner_queue = libtorchbeast.BatchingQueue(
+        batch_dim=1,
+        minimum_batch_size=flags.batch_size,
+        maximum_batch_size=flags.batch_size,
+        maximum_queue_size=flags.queue_size,
+    )
+    inference_batcher = libtorchbeast.DynamicBatcher(
+        batch_dim=1,
+        minimum_batch_size=max(1, min(source.num_envs // 2, GOOD_INFERENCE_BATCH)),
+        maximum_batch_size=MAX_INFERENCE_BATCH,
+        timeout_ms=INFERENCE_PATIENCE_MS,
+    )
+    initial_state = learner.model.initial_state(batch_size=1)  # type: ignore[operator]
+    initial_state = nest.map(lambda t: t.detach().cpu(), initial_state)
+    pool = libtorchbeast.ActorPool(
+        unroll_length=flags.unroll_length,
+        learner_queue=learner_queue,
+        inference_batcher=inference_batcher,
+        initial_agent_state=initial_state,
+    )
+    device = flags.find_device(flags.actor_device)
+    actor_model = ActorModel(learner.model, device, learner.version, flags.compile)
+    finished = threading.Event()
+
+    def update(rows: Any, outputs: Any, agent_state: Any) -> None:
+        with learner.lock:
+            if finished.is_set():
+                return
+            learner.step(as_batch(rows, outputs, learner.version), agent_state)
+            actor_model.publish(learner.model, learner.version)
+            if learner.stats.step >= flags.total_steps:
+                finished.set()
+
+    def run_learner() -> None:
+        torch.set_num_threads(flags.learner_cpu_threads)
+        torch.set_flush_denormal(True)  # means of squares of weights that are never used
+        learn_from(learner_queue, learner, update)
+
+    def run_inference() -> None:
+        torch.set_num_threads(1)
+        inference(flags, inference_batcher, actor_model, stats=learner.stats)
+
+    threads = [
+        Threads("inference", flags.num_inference_threads, run_inference, finished),
+        Threads("learner", flags.num_learner_threads, run_learner, finished),
+        Threads("actor-pool", 1, pool.run, finished),
+    ]
+    stages = Stages(learner.stats, pool, learner_queue, inference_batcher)
+    try:
+        # After a resume the environments must not live through the same episodes again.
+        source.start(pool, first_seed=flags.seed + 1_000_003 * learner.version)
+        with profiler(flags):
+            while not finished.is_set() and not run.told_to_stop:
+                source.poll()
+                stages.look()
+                run.tick()
+                finished.wait(POLL_S)
+    finally:
+        finished.set()
+        learner_queue.close()
+        inference_batcher.close()
+        pool.close()
+        with ExitStack() as stack:  # all of them end, whatever one may raise
+            for group in threads:
+                stack.callback(group.join, UPDATE_S)
+
+
+class Stages:
+    """How the stages between environments and learner fare, for the logs."""
+
+    def __init__(
+        self, stats: RunningStats, pool: libtorchbeast.ActorPool, learner_queue: Any, batcher: Any
+    ) -> None:
+        self._stats = stats
+        self._pool = pool
+        self._learner_queue = learner_queue
+        self._batcher = batcher
+        self._before = pool.counts()
+        self._padded = 0
+
+    def look(self) -> None:
+        counts = self._pool.counts()
+        waits = {
+            f"actors_wait_for_{who}": counts[f"seconds_for_{who}"]
+            - self._before[f"seconds_for_{who}"]
+            for who in ("environments", "agent", "learner")
+        }
+        self._before = counts
+        total = sum(waits.values()) or 1.0
+        self._stats.observe(
+            {
+                "learner_queue_size": self._learner_queue.size(),
+                "inference_queue_size": self._batcher.size(),
+                "num_actors": self._pool.num_actors(),
+                **{name: seconds / total for name, seconds in waits.items()},
+            }
+        )
+        padded = int(counts["padded_rollouts"])
+        self._stats.count("padded_rollouts", padded - self._padded)
+        self._padded = padded
+
+
+@contextmanager
+def profiler(flags: Flags) -> Iterator[None]:
+    """Record what all threads do for a while, if --write_profiler_trace is given."""
+    if not flags.write_profiler_trace:
+        yield
+        return
+    all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    profile = torch.profiler.profile(experimental_config=all_threads)
+    path = flags.rundir / "trace.json"
+
+    def write() -> None:
+        profile.stop()
+        profile.export_chrome_trace(str(path))
+        logger.info("A trace is in %s.", path)
+
+    profile.start()
+    timer = threading.Timer(PROFILE_S, write)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join(UPDATE_S)
+        if not path.exists():
+            write()
+
+
+def open_source(flags: Flags) -> Source:
+    """The connections that the flags ask for."""
+    return RemoteEnvironments(
+        flags.env_options,
+        flags.listen_at,
+        flags.dial,
+        Security.of(flags),
+        flags.num_gateways,
+        flags.limits,
+    )
+
+
+def test(flags: Flags) -> int:
+    """Play with the newest checkpoint."""
+    evaluate(flags)
+    return 0
+
+
+def main(flags: Flags) -> int:
+    log_to_terminal()
+    return train(flags) if flags.mode == "train" else test(flags)
+
+
+def _device_of(flags: Any, name: str) -> torch.device:
+    """Of our own flags, or of a namespace with a device or its name in it."""
+    if isinstance(flags, Flags):
+        return flags.find_device(getattr(flags, name))
+    return torch.device(getattr(flags, name, "cpu"))
+
+
+def _with_defaults(flags: Any) -> Any:
+    """Flags of code for TorchBeast know less than ours; what they lack is as it was there."""
+    if isinstance(flags, TrainingFlags):
+        return flags
+    ours = dataclasses.asdict(TrainingFlags(vtrace_lambda=1.0))
+    return SimpleNamespace(**{**ours, **vars(flags)})
+
+
+if __name__ == "__main__":
+    sys.exit(run_command_line(Flags, main))

@@ -1,0 +1,192 @@
+"""Where environments come from: workers on this machine, connections to others, or both.
+
+A source knows what its environments are like before they are there, adds their lanes to the actor
+pool, and looks after them.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, Protocol
+
+from libtorchbeast import ActorPool
+from libtorchbeast.rpc.gateways import Gateways
+from libtorchbeast.rpc.security import Limits, Security
+from libtorchbeast.specs import ArraySpec, Spec, spec_of
+from libtorchbeast.workers import Workers
+from torchbeast.core.signals import StopRequest
+from torchbeast.envs import REMOTE, EnvOptions, make_envs
+from torchbeast.errors import UsageError
+
+logger = logging.getLogger("torchbeast")
+
+TELL_S = 10.0  # until a word about nobody being there
+TELL_AGAIN_S = 60.0
+LOOK_S = 0.2  # between two looks for a signal
+
+
+class Source(Protocol):
+    """Environments, wherever they are."""
+
+    spec: Spec
+    num_actions: int
+    num_envs: int
+    """As many as there will be; 0 if nobody knows."""
+
+    def start(self, pool: ActorPool, first_seed: int) -> None:
+        """Add lanes to the pool, now or whenever environments turn up."""
+
+    def poll(self) -> None:
+        """Look after the environments. Called a few times a second; does not wait."""
+
+    def close(self) -> None: ...
+
+
+def look_at(options: EnvOptions) -> tuple[Spec, int]:
+    """What environments of this kind are like, and how many actions they take."""
+    envs = make_envs(options, num_envs=1)
+    try:
+        return Spec(spec_of(envs.reset()["frame"]), ArraySpec("int64")), envs.num_actions
+    finally:
+        envs.close()
+
+
+class LocalEnvironments:
+    """Worker processes with shared memory."""
+
+    def __init__(
+        self,
+        options: EnvOptions,
+        num_workers: int,
+        num_groups: int,
+        envs_per_group: int,
+        env_timeout_s: float,
+    ) -> None:
+        self.spec, self.num_actions = look_at(options)
+        self.num_envs = num_groups * envs_per_group
+        self._settings: dict[str, Any] = {
+            "factory": "torchbeast.envs.registry:make_group",
+            "factory_options": dataclasses.asdict(options),
+            "spec": self.spec,
+            "num_workers": num_workers,
+            "num_lanes": num_groups,
+            "envs_per_lane": envs_per_group,
+            "env_timeout_s": env_timeout_s,
+        }
+        self._workers: Workers | None = None
+
+    def start(self, pool: ActorPool, first_seed: int) -> None:
+        self._workers = Workers(first_seed=first_seed, **self._settings)
+        for lane in self._workers.lanes:
+            pool.add_lane(lane)
+
+    def poll(self) -> None:
+        if self._workers is not None:
+            self._workers.poll()
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+
+
+class RemoteEnvironments:
+    """Gateways, which dial environment servers, or listen for environments that dial in."""
+
+    num_envs = 0
+
+    def __init__(
+        self,
+        options: EnvOptions,
+        listen: Sequence[str],
+        server_addresses: Sequence[str],
+        security: Security,
+        num_gateways: int = 1,
+        limits: Limits | None = None,
+    ) -> None:
+        spec, num_actions = (None, None) if options.env == REMOTE else look_at(options)
+        try:
+            self._gateways = Gateways(
+                spec=spec,
+                num_actions=num_actions,
+                listen=listen,
+                server_addresses=server_addresses,
+                security=security,
+                num_gateways=num_gateways,
+                limits=limits,
+            )
+        except (ValueError, OSError) as error:
+            raise UsageError(str(error)) from error
+        self._tell_at = time.monotonic() + TELL_S
+        for address in self._gateways.listening:
+            logger.info("Environments can dial in at %s.", address)
+        try:
+            self.spec, self.num_actions = self._wait_for_spec()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, pool: ActorPool, first_seed: int) -> None:
+        self._gateways.start(pool.add_lane)
+
+    def poll(self) -> None:
+        self._gateways.poll()
+        now = time.monotonic()
+        if self._gateways.num_streams > 0:
+            self._tell_at = now + TELL_S
+        elif now >= self._tell_at:
+            self._tell_at = now + TELL_AGAIN_S
+            logger.info("No environments are connected; training goes on when some come.")
+
+    def close(self) -> None:
+        self._gateways.close()
+
+    def _wait_for_spec(self) -> tuple[Spec, int]:
+        """The owner of this wait is who can press Ctrl-C: nobody knows when they will come."""
+        tell_at = time.monotonic() + TELL_S
+        with StopRequest() as stop:
+            while self._gateways.spec is None:
+                if stop.signal is not None:
+                    raise SystemExit(stop.exit_code)
+                with suppress(TimeoutError):
+                    self._gateways.wait_for_spec(LOOK_S)
+                if time.monotonic() >= tell_at:
+                    tell_at = time.monotonic() + TELL_AGAIN_S
+                    logger.info("Waiting for the first environments, to see what they are like.")
+        if self._gateways.num_actions is None:
+            raise UsageError(
+                "The environments do not say how many actions they take; set num_actions in their "
+                "Hello, or name them here with --env."
+            )
+        return self._gateways.spec, self._gateways.num_actions
+
+
+class BothEnvironments:
+    """Several sources as one; the first says what environments are like."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._working = list(sources)
+        self.spec = sources[0].spec
+        self.num_actions = sources[0].num_actions
+        self.num_envs = sum(source.num_envs for source in sources)
+
+    def start(self, pool: ActorPool, first_seed: int) -> None:
+        for source in self._sources:
+            source.start(pool, first_seed)
+
+    def poll(self) -> None:
+        for source in list(self._working):
+            try:
+                source.poll()
+            except RuntimeError as error:  # given up; training goes on while others work
+                if len(self._working) == 1:
+                    raise
+                logger.error("%s", error)
+                self._working.remove(source)
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # all of them, whatever one may raise
+            for source in self._sources:
+                stack.callback(source.close)

@@ -1,0 +1,77 @@
+"""The frame around every training run: resume, report, save, stop. Shared by both beasts."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+
+from torchbeast.core import checkpoint
+from torchbeast.core.file_writer import FileWriter
+from torchbeast.core.flags import TrainingFlags
+from torchbeast.core.learner import Learner
+from torchbeast.core.signals import StopRequest
+from torchbeast.report import Reporter
+
+logger = logging.getLogger("torchbeast")
+
+UPDATE_S = 600.0  # more than any update takes
+
+
+class Run:
+    """A run in progress, as its main loop sees it."""
+
+    def __init__(
+        self, flags: TrainingFlags, learner: Learner, stop: StopRequest, reporter: Reporter
+    ) -> None:
+        self._flags = flags
+        self._learner = learner
+        self._stop = stop
+        self._reporter = reporter
+        self._saved_at = time.monotonic()
+
+    @property
+    def told_to_stop(self) -> bool:
+        return self._stop.signal is not None
+
+    def tick(self) -> None:
+        """Report and save if it is time. Call it a few times a second."""
+        self._reporter.update()
+        if time.monotonic() - self._saved_at > self._flags.checkpoint_interval_s:
+            self._saved_at = time.monotonic()
+            if not self._flags.disable_checkpoint:
+                save(self._flags, self._learner)
+
+
+def save(flags: TrainingFlags, learner: Learner) -> None:
+    """Write a checkpoint between two updates; an update that never ends must not spoil it."""
+    if not learner.lock.acquire(timeout=UPDATE_S):
+        logger.error("The update in progress did not end; the checkpoint stays as it was.")
+        return
+    try:
+        checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner)
+    finally:
+        learner.lock.release()
+
+
+def run_training(flags: TrainingFlags, learner: Learner, loop: Callable[[Run], None]) -> int:
+    """Call `loop` between resuming and the last checkpoint. Returns the exit code."""
+    assert flags.xpid is not None
+    path = flags.rundir / checkpoint.FILE_NAME
+    resumed = not flags.disable_checkpoint and checkpoint.resume(path, learner)
+    if learner.stats.step >= flags.total_steps:
+        print(f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps.")
+        return 0
+    writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
+    writer.drop_rows_after(learner.stats.step)
+    what = f"Resuming at step {learner.stats.step:,} of" if resumed else "Training on"
+    print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
+
+    with StopRequest() as stop, Reporter(flags, writer, learner.stats) as reporter:
+        try:
+            loop(Run(flags, learner, stop, reporter))
+        finally:
+            if not flags.disable_checkpoint:
+                save(flags, learner)
+    if stop.signal is not None:
+        print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
+    return stop.exit_code
