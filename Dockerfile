@@ -1,0 +1,21 @@
+# PolyBeast in a container:
+#   docker build -t torchbeast .                        for CPU
+#   docker build -t torchbeast --build-arg DEVICE=cuda .    for GPUs (run it with --gpus all)
+#   docker run --rm -it -v ~/logs/torchbeast:/logs torchbeast --env PongNoFrameskip-v4
+# Shared memory between processes has no name here, so that --shm-size need not be raised.
+FROM python:3.11-slim
+
+RUN apt-get update && apt-get install -y --no-install-recommends g++ make \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /torchbeast
+COPY . .
+
+# PyPI's PyTorch for Linux brings CUDA along; the one without it has an index of its own.
+ARG DEVICE=cpu
+RUN if [ "$DEVICE" = cpu ]; then \
+        export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu; \
+    fi \
+    && make setup
+
+ENTRYPOINT [".venv/bin/python", "-m", "torchbeast.polybeast", "--savedir", "/logs"]

@@ -1,0 +1,122 @@
+"""The rules of env.proto for what a client sends, for conformance.py: what was expected, what came.
+
+Sizes, dtypes and finite numbers are checked by the code that a gateway has for it; what a gateway
+cannot afford to check, that counts and sums are right, is checked here.
+"""
+
+from typing import Any
+
+import numpy as np
+
+import nest
+from libtorchbeast.rpc.messages import EnvironmentFailed, Hello, Refused, decode_hello, describe
+from libtorchbeast.rpc.security import Limits
+from libtorchbeast.rpc.steps import StepReader, encode_actions
+from libtorchbeast.specs import ArraySpec
+
+
+class BrokenRule(Exception):
+    """What the client should have done, and what it did."""
+
+
+def expect(what: str, expected: Any, got: Any) -> None:
+    if expected != got:
+        raise BrokenRule(f"{what} must be {expected}, got {got}")
+
+
+def check_hello(data: bytes, token: str) -> Hello:
+    """Raises `BrokenRule`."""
+    try:
+        hello = decode_hello(data, Limits().max_message_bytes)
+    except (Refused, EnvironmentFailed) as error:
+        raise BrokenRule(str(error)) from error
+    if hello.token != token:
+        raise BrokenRule("the token must be that of TORCHBEAST_TOKEN, got another or none")
+    return hello
+
+
+class StepRules:
+    """What the Steps of one stream must be like, first to last."""
+
+    def __init__(self, hello: Hello, is_new: bool = True, knows_truncation: bool = True) -> None:
+        """`is_new`: the client was just started, so that no episode is under way."""
+
+        def zeros(spec: ArraySpec) -> np.ndarray:
+            return np.zeros((hello.num_envs, *spec.shape), spec.dtype)
+
+        self._rows = nest.map(zeros, hello.spec.row)
+        self._reader = StepReader(hello.spec, hello.num_envs, self._rows)
+        self._is_new = is_new
+        self._knows_truncation = knows_truncation
+        self._last: tuple[np.ndarray, ...] | None = None
+        self.num_steps = 0
+        self.num_episodes = 0
+        self.num_truncated = 0
+
+    def check(self, data: bytes) -> None:
+        """Raises `BrokenRule`."""
+        try:
+            self._reader.read(data)  # sizes, finite numbers: what a gateway checks, too
+        except Refused as refusal:
+            raise BrokenRule(f"Step {self.num_steps}: {refusal}") from refusal
+        except EnvironmentFailed as failure:
+            raise BrokenRule(f"the client sent a Failure: {failure}") from failure
+        row = tuple(field.copy() for field in self._rows[1:6])
+        for env in range(len(row[0])):
+            try:
+                self._check_environment(row, env)
+            except BrokenRule as broken:
+                where = f"Step {self.num_steps}, environment {env}"
+                raise BrokenRule(f"{where}: {broken}") from None
+        if self._last is not None:
+            self.num_episodes += int(row[1].sum())
+            self.num_truncated += int(row[4].sum())
+        self._last = row
+        self.num_steps += 1
+
+    def _check_environment(self, row: tuple[np.ndarray, ...], env: int) -> None:
+        reward, _, step, total, truncated = (field[env].item() for field in row)
+        if self._last is None:
+            expect("reward of the first Step", 0.0, reward)
+            expect("episode_step of the first Step", 0, step)
+            expect("episode_return of the first Step", 0.0, total)
+            expect("truncated of the first Step", False, truncated)
+            return
+        _, last_done, last_step, last_total, last_truncated = (f[env].item() for f in self._last)
+        if truncated:
+            if not self._knows_truncation:
+                raise BrokenRule("truncated must be false for a learner without knows_truncation")
+            if last_done:
+                raise BrokenRule("truncated must follow an ordinary Step, got it after done")
+            expect("reward of a truncated environment", 0.0, reward)
+            expect("episode_step of a truncated environment", last_step, step)
+            expect("episode_return of a truncated environment", last_total, total)
+            return
+        goes_on = not last_done
+        may_go_on = self.num_steps == 1 and not self._is_new and not last_truncated
+        if may_go_on and step > 1:  # an episode of the stream before: its sum is not known here
+            return
+        expect("episode_step", last_step + 1 if goes_on else 1, step)
+        expected = last_total + reward if goes_on else reward
+        if abs(total - expected) > 1e-3 * max(1.0, abs(expected)):
+            expect("episode_return", expected, total)
+
+
+def choose_actions(hello: Hello, random: np.random.Generator) -> bytes:
+    """Any that fit; all of them, sooner or later, if they are numbered."""
+
+    def choose(spec: ArraySpec) -> np.ndarray:
+        shape, dtype = (hello.num_envs, *spec.shape), np.dtype(spec.dtype)
+        if dtype.kind == "f":
+            return random.uniform(-1, 1, shape).astype(dtype)
+        return random.integers(0, hello.num_actions or 2, shape).astype(dtype)
+
+    return encode_actions(nest.map(choose, hello.spec.action))
+
+
+def describe_hello(hello: Hello) -> str:
+    actions = f", {hello.num_actions} of them" if hello.num_actions else ""
+    return (
+        f"{hello.name!r}, {hello.num_envs} environments, observations "
+        f"{describe(hello.spec.observation)}, actions {describe(hello.spec.action)}{actions}"
+    )

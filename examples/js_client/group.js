@@ -1,0 +1,127 @@
+// K environments that step together, as env.proto wants to see them. Works for any environment like
+// Balance: reset, step, observation (numbers), observationSize, numActions.
+
+class Slot {
+  constructor(environment) {
+    this.environment = environment;
+    this.reward = 0;
+    this.done = true;
+    this.truncated = false;
+    this.isAtLimit = false;
+    this.episodeStep = 0;
+    this.episodeReturn = 0;
+  }
+
+  step(action, knowsTruncation) {
+    this.truncated = this.isAtLimit;
+    if (this.isAtLimit) {
+      this.startEpisode(); // the last Step had the true end; this one is the new beginning
+      return;
+    }
+    if (this.done) {
+      this.episodeStep = 0;
+      this.episodeReturn = 0;
+    }
+    const { reward, terminated, truncated } = this.environment.step(action);
+    this.reward = reward;
+    this.episodeStep += 1;
+    this.episodeReturn += reward;
+    this.isAtLimit = truncated && knowsTruncation;
+    this.done = terminated || (truncated && !knowsTruncation);
+    if (this.done) {
+      this.environment.reset();
+    }
+  }
+
+  // The counts speak of the old episode until the next step.
+  startEpisode() {
+    this.environment.reset();
+    this.isAtLimit = false;
+    this.reward = 0;
+    this.done = true;
+  }
+}
+
+export class Group {
+  constructor(Environment, numEnvs) {
+    this.Environment = Environment;
+    this.slots = Array.from({ length: numEnvs }, () => new Slot(new Environment()));
+  }
+
+  hello(name, token) {
+    const { observationSize, numActions } = this.Environment;
+    return {
+      hello: {
+        version: 1,
+        name,
+        token,
+        num_envs: this.slots.length,
+        observation: { array: { dtype: "float32", shape: [observationSize] } },
+        action: { array: { dtype: "int64", shape: [] } },
+        num_actions: numActions,
+      },
+    };
+  }
+
+  // The first Step of a stream: nothing led to it. Episodes that were under way go on.
+  firstStep() {
+    for (const slot of this.slots) {
+      if (slot.isAtLimit) {
+        slot.startEpisode();
+      }
+    }
+    const zeros = this.slots.map(() => 0);
+    return {
+      step: {
+        observation: [this.#observations()],
+        reward: zeros,
+        done: this.slots.map(() => true),
+        episode_step: zeros,
+        episode_return: zeros,
+      },
+    };
+  }
+
+  // Throws an Error if the actions are not K numbers that the environment knows.
+  step(actions, knowsTruncation) {
+    const chosen = this.#read(actions);
+    this.slots.forEach((slot, i) => slot.step(chosen[i], knowsTruncation));
+    return {
+      step: {
+        observation: [this.#observations()],
+        reward: this.slots.map((slot) => slot.reward),
+        done: this.slots.map((slot) => slot.done),
+        truncated: this.slots.map((slot) => slot.truncated),
+        episode_step: this.slots.map((slot) => slot.episodeStep),
+        episode_return: this.slots.map((slot) => slot.episodeReturn),
+      },
+    };
+  }
+
+  // [K, observationSize] as little-endian float32, whatever this machine likes.
+  #observations() {
+    const { observationSize } = this.Environment;
+    const bytes = Buffer.alloc(4 * observationSize * this.slots.length);
+    let offset = 0;
+    for (const slot of this.slots) {
+      for (const number of slot.environment.observation()) {
+        offset = bytes.writeFloatLE(number, offset);
+      }
+    }
+    return bytes;
+  }
+
+  #read(actions) {
+    const leaves = actions.action;
+    if (leaves.length !== 1 || leaves[0].length !== 8 * this.slots.length) {
+      throw new Error("Expected one action for each environment, got something else.");
+    }
+    return this.slots.map((_, i) => {
+      const action = Number(leaves[0].readBigInt64LE(8 * i));
+      if (action < 0 || action >= this.Environment.numActions) {
+        throw new Error(`There is no action ${action}.`);
+      }
+      return action;
+    });
+  }
+}

@@ -1,0 +1,103 @@
+"""Helpers for tests of examples/: their modules, and their clients, built where possible."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ["cmake", "g++", "make", "pkg-config", "libgrpc++-dev", "protobuf-compiler-grpc"]
+INSTALL_S = 240
+BUILD_S = 240
+
+
+def load(name: str) -> Any:
+    """A module of examples/, which is no package."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+def run(command: list[str], timeout_s: float, **options) -> subprocess.CompletedProcess[str]:
+    """Output and errors together; the exit code is the caller's to look at."""
+    return subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        **options,
+    )
+
+
+def build_cpp_client() -> list[str]:
+    """The command of the client in C++; skips the test where its tools cannot be had.
+
+    What did not change since the last time is not built again.
+    """
+    folder = ROOT / "build" / "test_cpp_client"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if not _has_cpp_tools(path):
+        _install_packages()
+        assert _has_cpp_tools(path), "the packages are installed, and something is missing still"
+    environment = {**os.environ, "PATH": path}
+    fast = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"]
+    source = str(ROOT / "examples" / "cpp_client")
+    for command in (
+        ["cmake", "-S", source, "-B", str(folder), *fast],
+        ["cmake", "--build", str(folder), "--parallel", "2"],
+    ):
+        result = run(command, BUILD_S, env=environment)
+        assert result.returncode == 0, result.stdout
+    return [str(folder / "walk_client")]
+
+
+def _has_cpp_tools(path: str) -> bool:
+    programs = ("cmake", "c++", "pkg-config", "protoc", "grpc_cpp_plugin")
+    if not all(shutil.which(program, path=path) for program in programs):
+        return False
+    return run(["pkg-config", "--exists", "grpc++", "protobuf"], 10).returncode == 0
+
+
+def _install_packages() -> None:
+    if shutil.which("apt-get") is None or os.getuid() != 0:
+        pytest.skip(f"needs {', '.join(PACKAGES)}, and only root on Debian can install them")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]
+    for command in (["apt-get", "update"], install):
+        try:
+            result = run(command, INSTALL_S, env=environment)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"{' '.join(command)} took more than {INSTALL_S} s")
+        if result.returncode != 0:
+            pytest.skip(f"{' '.join(command)} failed: {result.stdout[-500:]}")
+
+
+def install_js_client(folder: Path) -> list[str]:
+    """The command of the client in JavaScript; skips the test where it cannot be installed."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("needs node and npm")
+    client, proto = folder / "examples" / "js_client", folder / "libtorchbeast" / "rpc"
+    ignore = shutil.ignore_patterns("node_modules")
+    shutil.copytree(ROOT / "examples" / "js_client", client, ignore=ignore)
+    proto.mkdir(parents=True)
+    shutil.copy(ROOT / "libtorchbeast" / "rpc" / "env.proto", proto)
+    try:
+        result = run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], 120, cwd=client)
+        failed = result.stdout if result.returncode != 0 else ""
+    except subprocess.TimeoutExpired:
+        failed = "npm ci took more than 120 s"
+    if failed:
+        ping = run(["timeout", "20", "npm", "ping"], 30, cwd=client)
+        if ping.returncode != 0:
+            pytest.skip(f"npm's registry cannot be reached: {failed[-500:]}")
+        pytest.fail(failed)
+    return ["node", str(client / "client.js")]

@@ -1,0 +1,101 @@
+"""The rules of examples/conformance.py: each is broken once, and named."""
+
+import numpy as np
+import pytest
+
+from libtorchbeast.rpc.messages import Hello, encode_hello
+from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.specs import ArraySpec, Spec
+from tests.examples import load
+
+rules = load("conformance_rules")
+
+HELLO = Hello("test", 1, Spec(ArraySpec("float32", (2,)), ArraySpec("int64")), 3, "secret")
+FIRST = (0.0, True, 0, 0.0, False)  # reward, done, episode_step, episode_return, truncated
+STEPS = [
+    FIRST,
+    (1.0, False, 1, 1.0, False),
+    (2.0, True, 2, 3.0, False),  # an end
+    (0.5, False, 1, 0.5, False),
+    (0.0, True, 1, 0.5, True),  # a time limit
+    (4.0, True, 1, 4.0, False),  # an episode of one step
+]
+
+
+def encode(reward, done, count, total, truncated, size=2):
+    return encode_step(
+        {
+            "frame": np.zeros((1, size), np.float32),
+            "reward": np.array([reward], np.float32),
+            "done": np.array([done]),
+            "episode_step": np.array([count], np.int32),
+            "episode_return": np.array([total], np.float32),
+            "truncated": np.array([truncated]),
+        }
+    )
+
+
+def check(steps, **options):
+    checker = rules.StepRules(HELLO, **options)
+    for step in steps:
+        checker.check(encode(*step))
+    return checker
+
+
+def test_a_good_stream_breaks_no_rule():
+    checker = check(STEPS)
+    assert (checker.num_episodes, checker.num_truncated) == (3, 1)
+
+
+def test_episodes_may_go_on_in_a_new_stream():
+    steps = [FIRST, (1.0, False, 17, 20.0, False), (1.0, False, 18, 21.0, False)]
+    check(steps, is_new=False)
+    with pytest.raises(rules.BrokenRule, match="episode_step must be 1, got 17"):
+        check(steps)
+    with pytest.raises(rules.BrokenRule, match="episode_step must be 18, got 19"):
+        check([*steps[:2], (1.0, False, 19, 21.0, False)], is_new=False)
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ([(0.0, False, 0, 0.0, False)], "Step 0: In the first Step .* every done must be true"),
+        ([(1.0, True, 0, 0.0, False)], "environment 0: reward of the first Step must be 0.0"),
+        ([(0.0, True, 5, 0.0, False)], "episode_step of the first Step must be 0, got 5"),
+        ([(0.0, True, 0, 5.0, False)], "episode_return of the first Step must be 0.0, got 5"),
+        ([(0.0, True, 0, 0.0, True)], "truncated of the first Step must be False"),
+        ([FIRST, (np.nan, False, 1, 0.0, False)], "Every reward must be finite, got nan"),
+        ([FIRST, (0.0, False, 1, np.inf, False)], "Every episode_return must be finite, got inf"),
+        ([FIRST, (1.0, False, 1, 1.0, True)], "A truncated environment must be done, too"),
+        ([FIRST, (0.0, True, 0, 0.0, True)], "truncated must follow an ordinary Step"),
+        ([*STEPS[:3], (1.0, False, 3, 4.0, False)], "Step 3.* episode_step must be 1, got 3"),
+        ([*STEPS[:2], (2.0, True, 0, 3.0, False)], "Step 2.* episode_step must be 2, got 0"),
+        ([*STEPS[:2], (2.0, True, 2, 2.0, False)], "episode_return must be 3.0, got 2.0"),
+        ([*STEPS[:4], (1.0, True, 1, 0.5, True)], "reward of a truncated .* must be 0.0, got 1"),
+        ([*STEPS[:4], (0.0, True, 2, 0.5, True)], "episode_step of a truncated .* must be 1"),
+        ([*STEPS[:4], (0.0, True, 1, 0.0, True)], "episode_return of a truncated .* must be 0.5"),
+        ([(*FIRST, 3)], r"Observation 0 must have 8 bytes \(float32\[1, 2\]\), got 12"),
+    ],
+)
+def test_a_broken_rule_is_named(steps, sentence):
+    with pytest.raises(rules.BrokenRule, match=sentence):
+        check(steps)
+
+
+def test_a_learner_without_knows_truncation_must_not_see_any():
+    with pytest.raises(rules.BrokenRule, match="truncated must be false"):
+        check(STEPS, knows_truncation=False)
+
+
+def test_a_hello_must_have_the_token_and_be_one():
+    assert rules.check_hello(encode_hello(HELLO), "secret") == HELLO
+    with pytest.raises(rules.BrokenRule, match="the token must be that of TORCHBEAST_TOKEN"):
+        rules.check_hello(encode_hello(HELLO), "another")
+    with pytest.raises(rules.BrokenRule, match="The first message must be a Hello, got step"):
+        rules.check_hello(encode(*FIRST), "secret")
+
+
+def test_actions_fit_and_all_of_them_come():
+    random = np.random.default_rng(0)
+    seen = {rules.choose_actions(HELLO, random) for _ in range(50)}
+    assert len(seen) == HELLO.num_actions

@@ -1,0 +1,233 @@
+"""The clients in examples/ are built, keep the protocol's rules, and train an agent together."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+from libtorchbeast.rpc import env_pb2 as pb
+from libtorchbeast.rpc.messages import Greeting, encode_greeting
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.rpc.steps import encode_actions
+from tests.certificates import Certificates
+from tests.examples import ROOT, build_cpp_client, install_js_client, load
+from tests.training import Training
+
+pytestmark = pytest.mark.timeout(600)  # packages may have to be installed first
+
+CONFORMANCE_S = 240
+
+conformance_script = load("conformance")
+
+# Introduces itself twice, does not wait, calls again at once, and will not be told to end.
+NAUGHTY = """
+import os, signal, sys
+import grpc
+from libtorchbeast.rpc.messages import Hello, encode_hello
+from libtorchbeast.specs import ArraySpec, Spec
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+spec = Spec(ArraySpec("float32", (2,)), ArraySpec("int64"))
+hello = encode_hello(Hello("naughty", 1, spec, 3, os.environ["TORCHBEAST_TOKEN"]))
+while True:
+    with grpc.insecure_channel(sys.argv[1]) as channel:
+        call = channel.stream_stream("/torchbeast.v1.Learner/Play")(iter([hello, hello]))
+        try:
+            list(call)
+        except grpc.RpcError:
+            pass
+"""
+
+
+class Conformance:
+    """A run of the script, in the background: it waits for most of its time."""
+
+    def __init__(self, client, *options):
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        script = [sys.executable, str(ROOT / "examples" / "conformance.py")]
+        self._process = subprocess.Popen(
+            [*script, "--listen", "127.0.0.1:0", *options, "--", *client],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def finish(self):
+        """The exit code, and what was printed."""
+        code = self._process.wait(CONFORMANCE_S)
+        self._output.seek(0)
+        return code, self._output.read()
+
+    def close(self):
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait(10)
+        self._output.close()
+
+
+@pytest.fixture(scope="module")
+def conformance():
+    """Starts runs, and ends those that nobody waited for."""
+    started = []
+
+    def start(*args):
+        started.append(Conformance(*args))
+        return started[-1]
+
+    yield start
+    for it in started:
+        it.close()
+
+
+@pytest.fixture(scope="module")
+def python_run(conformance):
+    module = [sys.executable, "-m", "torchbeast.polybeast_env"]
+    return conformance(
+        [*module, "--env", "MountainCar-v0", "--num_servers", "1", "--connect", "{address}"]
+    )
+
+
+@pytest.fixture(scope="module")
+def naughty_run(conformance):
+    return conformance([sys.executable, "-c", NAUGHTY, "{address}"])
+
+
+@pytest.fixture(scope="module")
+def cpp_client():
+    return build_cpp_client()
+
+
+@pytest.fixture(scope="module")
+def js_client(tmp_path_factory):
+    return install_js_client(tmp_path_factory.mktemp("js_client"))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+def check_over_tls(conformance, certificates, client):
+    code, output = conformance(
+        [*client, "--connect", "{address}", "--tls_ca", str(certificates.path("ca.pem"))],
+        "--tls_cert",
+        str(certificates.path("learner.pem")),
+        "--tls_key",
+        str(certificates.path("learner.key")),
+    ).finish()
+    assert code == 0, output
+    assert "All checks passed." in output
+    [num_truncated] = re.findall(r"truncated: (\d+)", output)
+    assert int(num_truncated) > 0, "time limits were never tried"
+
+
+def test_the_client_in_cpp_keeps_the_rules_over_tls(
+    python_run, naughty_run, conformance, certificates, cpp_client
+):
+    # The first two run meanwhile.
+    check_over_tls(conformance, certificates, cpp_client)
+
+
+def test_the_client_in_javascript_keeps_the_rules_over_tls(conformance, certificates, js_client):
+    check_over_tls(conformance, certificates, js_client)
+
+
+def test_the_client_in_python_keeps_the_rules(python_run):
+    code, output = python_run.finish()
+    assert code == 0, output
+
+
+def test_a_client_that_breaks_rules_is_told_which(naughty_run):
+    code, output = naughty_run.finish()
+    assert code == 1, output
+    for line in (
+        "FAIL  waits for the Greeting: the client must wait for the Greeting, got another message",
+        "FAIL  does not hammer when it is refused with FAILED_PRECONDITION: at most 6 calls in 3 s",
+        "FAIL  does not hammer when it is refused with UNAUTHENTICATED: at most 6 calls in 3 s",
+        "says nothing: the client still runs 10 s after SIGTERM",
+    ):
+        assert line in output, output
+
+
+def test_a_mistake_is_one_sentence(conformance):
+    code, output = conformance(["true"], "--listen", "unix:/nowhere").finish()
+    assert code == 2
+    assert output == "error: listen must be host:port here, got unix:/nowhere.\n"
+
+
+@pytest.fixture(params=["cpp", "js"])
+def client(request):
+    return request.getfixturevalue(f"{request.param}_client")
+
+
+def test_another_machine_is_not_dialled_in_the_clear(client):
+    result = subprocess.run([*client, "--connect", "learner:1"], stderr=subprocess.PIPE, timeout=30)
+    assert result.returncode == 2
+    assert b"Dialing another machine needs --tls_ca and a token" in result.stderr
+
+
+def test_ctrl_c_ends_a_client_that_finds_no_learner(client):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "127.0.0.1:" + str(taken.getsockname()[1])
+    process = subprocess.Popen([*client, "--connect", address], stderr=subprocess.PIPE, text=True)
+    try:
+        assert f"No learner at {address}" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    finally:
+        process.kill()
+        process.wait(10)
+    assert process.returncode == 130
+
+
+def test_an_environment_that_cannot_go_on_says_why(client):
+    learner = conformance_script.Learner("127.0.0.1:0", Security())
+    learner.start()
+    command = [*client, "--connect", learner.address, "--num_envs", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        stream = learner.accept(60)
+        stream.read("a Hello")
+        stream.write(encode_greeting(Greeting("test")))
+        stream.read("a Step")
+        stream.write(encode_actions(np.array([0, 99])))
+        failure = pb.EnvironmentMessage.FromString(stream.read("a Failure")).failure
+        stream.end()
+        _, error = process.communicate(timeout=10)
+    finally:
+        process.kill()
+        process.wait(10)
+        learner.stop()
+    assert "There is no action 99." in failure.text
+    assert "There is no action 99." in error
+    assert process.returncode == 1
+
+
+def test_clients_in_two_languages_train_an_agent_together(cpp_client, js_client, tmp_path):
+    args = ("--env", "remote", "--listen", "127.0.0.1:0", "--total_steps", "1000000")
+    with Training("polybeast_learner", tmp_path, *args) as training:
+        pattern = r"Environments can dial in at (\S+)\."
+        training.wait_for(lambda: re.search(pattern, training.output), "port")
+        address = re.search(pattern, training.output)[1]
+        clients = [
+            subprocess.Popen([*client, "--connect", address], stderr=subprocess.PIPE, text=True)
+            for client in (cpp_client, js_client)
+        ]
+        try:
+            training.wait_for_step(4000)
+            for client in clients:
+                assert client.poll() is None
+                client.send_signal(signal.SIGTERM)
+            for client in clients:
+                _, error = client.communicate(timeout=30)
+                assert client.returncode == 0, error
+                # 8 environments each; the learner takes from both.
+                assert int(re.search(r"Played (\d+) steps", error)[1]) >= 100, error
+        finally:
+            for client in clients:
+                client.kill()
+                client.wait(10)
+        assert training.end(signal.SIGTERM) == 0
