@@ -12,7 +12,7 @@ EXAMPLES := $(wildcard examples/cpp_client/*.h examples/cpp_client/*.cc)
 comma  := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test sanitize lint format bench clean doctest
+.PHONY: help setup train test sanitize lint format proto bench clean doctest
 
 help:
 	@echo "make train     train on Pong with a live view (ARGS=\"--env Catch\" for something else)"
@@ -70,6 +70,10 @@ format: setup
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(CPP) $(EXAMPLES)
+
+# After a change of the protocol; the code it makes is committed.
+proto: setup
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. libtorchbeast/rpc/env.proto
 
 bench: setup
 	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done

@@ -1,8 +1,9 @@
 """Steps a second over gRPC on this machine, and what bare grpcio makes of the same bytes.
 
-Three measurements, one after the other: 32 Mock environments (4x84x84) in one stream, dialled by a
-gateway; messages of the same size between two programs of bare grpcio; and 256 streams of one small
-environment each, which dial in. The agent answers with zeros, and the learner only takes away.
+Three measurements: one server process with 32 Mock environments (4x84x84) in two streams, dialled
+by a gateway; in turns with it, two programs of bare grpcio that exchange the same messages, in two
+streams and in one; and 256 streams of one small environment each, which dial in. The agent answers
+with zeros, and the learner only takes away.
 """
 
 import asyncio
@@ -31,7 +32,8 @@ from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import ArraySpec, Spec
 from libtorchbeast.workers import KEEP_FREED_MEMORY
 
-NUM_ENVS = 32
+NUM_ENVS = 32  # of one server process, in two streams
+STEP_BYTES = 4 * 84 * 84 + 14
 NUM_STREAMS = 256
 SECONDS = 10.0
 NUM_ROUNDS = 5
@@ -48,7 +50,7 @@ def main() -> None:
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 
 
-# ------------------------------------------------------------------------------- one stream of many
+# ---------------------------------------------------------------- one server of many environments
 
 
 def measure_group() -> dict[str, float]:
@@ -64,29 +66,33 @@ def measure_group() -> dict[str, float]:
             process(dial_bare, stack.enter_context(process(serve_bare)).recv())
         )
         pool, gateways, playing = stack.enter_context(learner(server_addresses=[mock.recv()]))
-        wait_for(gateways, lambda: pool.count() > 10 * NUM_ENVS)
-        ours, theirs = [], []
+        wait_for(gateways, lambda: gateways.num_streams == 2 and pool.count() > 10 * NUM_ENVS)
+        ours, bare_two, bare_one = [], [], []
         cpu_s, num_steps = 0.0, 0
         for number in range(NUM_ROUNDS + 1):
             steps, seconds, cpu = count_steps(pool, gateways, SECONDS / NUM_ROUNDS)
             playing.clear()
-            bare.send(SECONDS / NUM_ROUNDS)
-            wait_for(gateways, bare.poll)
-            bare_rate = NUM_ENVS * bare.recv()
+            rates = []
+            for num_streams in (2, 1):
+                bare.send((num_streams, SECONDS / NUM_ROUNDS))
+                wait_for(gateways, bare.poll)
+                rates.append(bare.recv())
             playing.set()
             if number > 0:  # the first round warms both up
                 ours.append(steps / seconds)
-                theirs.append(bare_rate)
+                bare_two.append(rates[0])
+                bare_one.append(rates[1])
                 cpu_s, num_steps = cpu_s + cpu, num_steps + steps
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        ratios = [a / b for a, b in zip(ours, bare_two, strict=True)]
         return {
             "steps_per_s": statistics.median(ours),
-            "bare_steps_per_s": statistics.median(theirs),
+            "bare_steps_per_s": statistics.median(bare_two),
+            "bare_one_stream_steps_per_s": statistics.median(bare_one),
             "vs_bare_grpc": statistics.median(ratios),
             "vs_bare_grpc_worst_round": min(ratios),
             "vs_bare_grpc_best_round": max(ratios),
             "gateway_cpu_us_per_step": 1e6 * cpu_s / num_steps,
-            "messages_per_step": 1 / NUM_ENVS,
+            "messages_per_step": 2 / NUM_ENVS,
         }
 
 
@@ -94,7 +100,9 @@ def serve_mock(pipe: Any) -> None:
     from torchbeast.envs import EnvOptions, make_envs
 
     server = EnvironmentServer(
-        lambda knows_truncation: make_envs(EnvOptions("Mock"), NUM_ENVS, seed=1), "127.0.0.1:0"
+        lambda knows_truncation: make_envs(EnvOptions("Mock"), NUM_ENVS // 2, seed=1),
+        "127.0.0.1:0",
+        num_streams=2,
     )
     server.run(pipe.send)
 
@@ -105,11 +113,11 @@ def serve_mock(pipe: Any) -> None:
 def serve_bare(pipe: Any) -> None:
     import grpc
 
-    step = bytes(NUM_ENVS * (4 * 84 * 84 + 14))
+    steps = {num_envs: bytes(num_envs * STEP_BYTES) for num_envs in (NUM_ENVS // 2, NUM_ENVS)}
 
     def play(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for _ in requests:
-            yield step
+        for actions in requests:
+            yield steps[len(actions) // 8]
 
     server = grpc.server(ThreadPoolExecutor(4), options=server_options(LIMITS))
     handler = grpc.stream_stream_rpc_method_handler(play)
@@ -121,23 +129,29 @@ def serve_bare(pipe: Any) -> None:
 
 
 def dial_bare(pipe: Any, address: str) -> None:
-    """Whenever told for how many seconds: exchange messages, and say how many a second."""
+    """Whenever told how many streams, and for how many seconds: say how many steps a second."""
     import grpc.aio
+
+    async def exchange(call: Any, num_envs: int, seconds: float) -> float:
+        actions = bytes(num_envs * 8)
+        start, num_messages = time.monotonic(), 0
+        while time.monotonic() < start + seconds:
+            writing = asyncio.ensure_future(call.write(actions))
+            await call.read()
+            await writing
+            num_messages += 1
+        return num_messages * num_envs / (time.monotonic() - start)
 
     async def dial() -> None:
         options = channel_options(LIMITS.max_message_bytes)
-        async with grpc.aio.insecure_channel(address, options=options) as channel:
-            call = channel.stream_stream("/B/P")()
-            actions = bytes(NUM_ENVS * 8)
-            while True:
-                seconds = await asyncio.to_thread(pipe.recv)
-                start, num_messages = time.monotonic(), 0
-                while time.monotonic() < start + seconds:
-                    writing = asyncio.ensure_future(call.write(actions))
-                    await call.read()
-                    await writing
-                    num_messages += 1
-                pipe.send(num_messages / (time.monotonic() - start))
+        channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(2)]
+        calls = [channel.stream_stream("/B/P")() for channel in channels]
+        while True:
+            num_streams, seconds = await asyncio.to_thread(pipe.recv)
+            rates = [
+                exchange(call, NUM_ENVS // num_streams, seconds) for call in calls[:num_streams]
+            ]
+            pipe.send(sum(await asyncio.gather(*rates)))
 
     asyncio.run(dial())
 

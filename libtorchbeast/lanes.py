@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,13 @@ class Lane:
         flat = self._memory[self._next_byte : self._next_byte + num_bytes]
         self._next_byte += _aligned(num_bytes)
         return flat.view(spec.dtype).reshape(self.num_envs, *spec.shape)
+
+
+def close_free_lane(lanes: Iterable[Lane]) -> None:
+    """One that nobody waits for or writes to, if there is one: another is to take its place."""
+    free = next((lane for lane in lanes if lane.turn.state == FREE), None)
+    if free is not None:
+        free.turn.close()
 
 
 def lane_size(spec: Spec, num_envs: int) -> int:

@@ -1,5 +1,6 @@
 """Gateways: rows arrive exactly, whoever comes, goes or is killed, and nothing is left behind."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -42,18 +43,43 @@ def test_environments_that_dial_in_have_every_transition_learnt_once(num_envs):
     assert it.gateways.num_actions == NUM_ACTIONS
 
 
+@contextlib.contextmanager
+def serving(address, num_streams=1):
+    """Environments that listen, two in a stream."""
+    server = EnvironmentServer(
+        lambda knows_truncation: counting_group(2), address, num_streams=num_streams
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_environments_that_listen_have_every_transition_learnt_once(tmp_path):
     address = f"unix:{tmp_path}/server"
-    server = EnvironmentServer(lambda knows_truncation: counting_group(2), address)
-    thread = threading.Thread(target=server.run)
-    with learner(server_addresses=[address, address]) as it:  # before there is a server
-        thread.start()
+    # The learner is there before the server.
+    with learner(server_addresses=[address, address]) as it, serving(address):
         it.wait_for_environments(4)
         it.wait_for_rollouts(20)
-    server.stop()
-    thread.join(10)
-    assert not thread.is_alive()
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == 4
+
+
+def test_a_server_gets_as_many_streams_as_it_asks_for(tmp_path):
+    address = f"unix:{tmp_path}/server"
+    num_environments = 0
+    with learner(server_addresses=[address]) as it:
+        for num_streams in (3, 1, 2):
+            num_environments += 2 * num_streams
+            with serving(address, num_streams):
+                it.wait_for_environments(num_environments)
+                assert it.gateways.num_streams == num_streams
+            it.wait_for_streams(0)
+        assert it.pool.num_actors() == 3  # lanes were used again
+    assert len(check_rollouts(it.rollouts, it.unroll_length)) == num_environments
 
 
 def test_many_clients_come_and_go_and_lanes_are_used_again():
@@ -118,10 +144,10 @@ def test_kill_9_of_client_gateway_and_server_loses_no_exactness(tmp_path):
                 it.wait_for_environments(num_seen)
             os.kill(it.gateways.pids[0], signal.SIGKILL)
             it.wait_for_environments(12)  # a client keeps its own, a server makes new ones
-            it.wait_for_streams(2)
+            it.wait_for_streams(3)
             it.wait_for_rollouts(20)
             assert it.gateways.num_restarts == 1
-            assert it.pool.num_actors() == 2
+            assert it.pool.num_actors() == 3
         assert serving.poll() is None
         assert dialing.poll() is None
     finally:
@@ -213,6 +239,22 @@ def test_a_port_in_use_is_told_at_the_start():
             Gateways(listen=first.listening)
     finally:
         first.close()
+
+
+def test_streams_of_any_size_find_lanes_however_few_there_may_be():
+    with learner(listen=["127.0.0.1:0"], limits=Limits(max_streams=2)) as it:
+        for num_envs in (1, 2, 3):
+            with client(it.address, num_envs), client(it.address, num_envs):
+                it.wait_for_streams(2)
+                it.wait_for_rollouts(4 * num_envs)
+            it.wait_for_streams(0)
+        os.kill(it.gateways.pids[0], signal.SIGKILL)  # the lanes of the dead are nobody's
+        wait_until(lambda: it.gateways.num_restarts == 1)
+        with client(it.address, 4), client(it.address, 4):
+            it.wait_for_streams(2)
+            it.wait_for_rollouts(16)
+        wait_until(lambda: it.pool.num_actors() <= 2)
+    check_rollouts(it.rollouts, it.unroll_length)
 
 
 def test_a_gateway_takes_as_many_streams_as_it_may():

@@ -40,7 +40,7 @@ NUM_ENVS = 2
 
 
 def test_generated_code_is_that_of_the_protocol(tmp_path):
-    """If not: python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. <the proto>."""
+    """If not: make proto."""
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--python_out={tmp_path}"]
     command += [f"--pyi_out={tmp_path}", "libtorchbeast/rpc/env.proto"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)

@@ -46,8 +46,8 @@ class Flags(Security):
     """Dial a learner that listens at this address, instead of listening."""
     num_servers: int = 4
     """Processes."""
-    envs_per_server: int = 8
-    """Environments that step together in one stream; each stream has its own."""
+    envs_per_server: int = 16
+    """Environments of a process. One half steps while the agent thinks about the other."""
     seed: int = 1
     """Of the environments."""
     noop_max: int = 30
@@ -63,6 +63,11 @@ class Flags(Security):
     def env_options(self) -> EnvOptions:
         names = [field.name for field in dataclasses.fields(EnvOptions)]
         return EnvOptions(**{name: getattr(self, name) for name in names})
+
+    @property
+    def num_streams(self) -> int:
+        """Of each server: two, or one if its environments have no halves."""
+        return 2 if self.envs_per_server % 2 == 0 else 1
 
     def address(self, number: int) -> str:
         """Where server `number` listens, or dials."""
@@ -134,7 +139,8 @@ class Servers:
         config = EnvironmentsConfig(
             factory="torchbeast.envs.registry:make_group",
             factory_options=dataclasses.asdict(self._flags.env_options),
-            num_envs=self._flags.envs_per_server,
+            num_envs=self._flags.envs_per_server // self._flags.num_streams,
+            num_streams=self._flags.num_streams,
             seed=(self._flags.seed + 1_000_003 * number) % 2**31,
             address=self._flags.address(server.number),
             dial=self._flags.connect is not None,

@@ -1,20 +1,25 @@
 """The frame around every training run: resume, report, save, stop. Shared by both beasts."""
 
+import fcntl
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from torchbeast.core import checkpoint
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.learner import Learner
 from torchbeast.core.signals import StopRequest
+from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
 
 logger = logging.getLogger("torchbeast")
 
 UPDATE_S = 600.0  # more than any update takes
+ENDING_S = 5.0  # for the processes of a run that was killed to end
 
 
 class Run:
@@ -53,25 +58,50 @@ def save(flags: TrainingFlags, learner: Learner) -> None:
         learner.lock.release()
 
 
+@contextmanager
+def only_run_in(folder: Path, patience_s: float = ENDING_S) -> Iterator[None]:
+    """Two runs in one folder would write over each other's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + patience_s
+    with (folder / "lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UsageError(
+                        f"Another run is at work in {folder}; end it, or give this one another "
+                        "--xpid."
+                    ) from None
+            except OSError:
+                break  # a file system that knows no locks
+            time.sleep(0.1)
+        yield
+
+
 def run_training(flags: TrainingFlags, learner: Learner, loop: Callable[[Run], None]) -> int:
     """Call `loop` between resuming and the last checkpoint. Returns the exit code."""
     assert flags.xpid is not None
-    path = flags.rundir / checkpoint.FILE_NAME
-    resumed = not flags.disable_checkpoint and checkpoint.resume(path, learner)
-    if learner.stats.step >= flags.total_steps:
-        print(f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps.")
-        return 0
-    writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
-    writer.drop_rows_after(learner.stats.step)
-    what = f"Resuming at step {learner.stats.step:,} of" if resumed else "Training on"
-    print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
+    with only_run_in(flags.rundir):
+        path = flags.rundir / checkpoint.FILE_NAME
+        resumed = not flags.disable_checkpoint and checkpoint.resume(path, learner)
+        if learner.stats.step >= flags.total_steps:
+            print(
+                f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps."
+            )
+            return 0
+        writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
+        writer.drop_rows_after(learner.stats.step)
+        what = f"Resuming at step {learner.stats.step:,} of" if resumed else "Training on"
+        print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
 
-    with StopRequest() as stop, Reporter(flags, writer, learner.stats) as reporter:
-        try:
-            loop(Run(flags, learner, stop, reporter))
-        finally:
-            if not flags.disable_checkpoint:
-                save(flags, learner)
-    if stop.signal is not None:
-        print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
-    return stop.exit_code
+        with StopRequest() as stop, Reporter(flags, writer, learner.stats) as reporter:
+            try:
+                loop(Run(flags, learner, stop, reporter))
+            finally:
+                if not flags.disable_checkpoint:
+                    save(flags, learner)
+        if stop.signal is not None:
+            print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
+        return stop.exit_code

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1blibtorchbeast/rpc/env.proto\x12\rtorchbeast.v1\"\x96\x01\n\x12\x45nvironmentMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.torchbeast.v1.HelloH\x00\x12#\n\x04step\x18\x02 \x01(\x0b\x32\x13.torchbeast.v1.StepH\x00\x12)\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x16.torchbeast.v1.FailureH\x00\x42\t\n\x07message\"q\n\x0c\x41gentMessage\x12+\n\x08greeting\x18\x01 \x01(\x0b\x32\x17.torchbeast.v1.GreetingH\x00\x12)\n\x07\x61\x63tions\x18\x02 \x01(\x0b\x32\x16.torchbeast.v1.ActionsH\x00\x42\t\n\x07message\"\xb3\x01\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x10\n\x08num_envs\x18\x04 \x01(\r\x12,\n\x0bobservation\x18\x05 \x01(\x0b\x32\x17.torchbeast.v1.NestSpec\x12\'\n\x06\x61\x63tion\x18\x06 \x01(\x0b\x32\x17.torchbeast.v1.NestSpec\x12\x13\n\x0bnum_actions\x18\x07 \x01(\r\"R\n\x08Greeting\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x18\n\x10knows_truncation\x18\x04 \x01(\x08\"\x97\x01\n\x08NestSpec\x12)\n\x05\x61rray\x18\x01 \x01(\x0b\x32\x18.torchbeast.v1.ArraySpecH\x00\x12/\n\x08sequence\x18\x02 \x01(\x0b\x32\x1b.torchbeast.v1.SequenceSpecH\x00\x12\'\n\x04\x64ict\x18\x03 \x01(\x0b\x32\x17.torchbeast.v1.DictSpecH\x00\x42\x06\n\x04kind\"6\n\x0cSequenceSpec\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.torchbeast.v1.NestSpec\"\x84\x01\n\x08\x44ictSpec\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".torchbeast.v1.DictSpec.ItemsEntry\x1a\x45\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.torchbeast.v1.NestSpec:\x02\x38\x01\")\n\tArraySpec\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\"z\n\x04Step\x12\x13\n\x0bobservation\x18\x01 \x03(\x0c\x12\x0e\n\x06reward\x18\x02 \x03(\x02\x12\x0c\n\x04\x64one\x18\x03 \x03(\x08\x12\x11\n\ttruncated\x18\x04 \x03(\x08\x12\x14\n\x0c\x65pisode_step\x18\x05 \x03(\r\x12\x16\n\x0e\x65pisode_return\x18\x06 \x03(\x02\"\x19\n\x07\x41\x63tions\x12\x0e\n\x06\x61\x63tion\x18\x01 \x03(\x0c\"\x17\n\x07\x46\x61ilure\x12\x0c\n\x04text\x18\x01 \x01(\t2U\n\x07Learner\x12J\n\x04Play\x12!.torchbeast.v1.EnvironmentMessage\x1a\x1b.torchbeast.v1.AgentMessage(\x01\x30\x01\x32Z\n\x0c\x45nvironments\x12J\n\x04Play\x12\x1b.torchbeast.v1.AgentMessage\x1a!.torchbeast.v1.EnvironmentMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1blibtorchbeast/rpc/env.proto\x12\rtorchbeast.v1\"\x96\x01\n\x12\x45nvironmentMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.torchbeast.v1.HelloH\x00\x12#\n\x04step\x18\x02 \x01(\x0b\x32\x13.torchbeast.v1.StepH\x00\x12)\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x16.torchbeast.v1.FailureH\x00\x42\t\n\x07message\"q\n\x0c\x41gentMessage\x12+\n\x08greeting\x18\x01 \x01(\x0b\x32\x17.torchbeast.v1.GreetingH\x00\x12)\n\x07\x61\x63tions\x18\x02 \x01(\x0b\x32\x16.torchbeast.v1.ActionsH\x00\x42\t\n\x07message\"\xc8\x01\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x10\n\x08num_envs\x18\x04 \x01(\r\x12,\n\x0bobservation\x18\x05 \x01(\x0b\x32\x17.torchbeast.v1.NestSpec\x12\'\n\x06\x61\x63tion\x18\x06 \x01(\x0b\x32\x17.torchbeast.v1.NestSpec\x12\x13\n\x0bnum_actions\x18\x07 \x01(\r\x12\x13\n\x0bnum_streams\x18\x08 \x01(\r\"R\n\x08Greeting\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x18\n\x10knows_truncation\x18\x04 \x01(\x08\"\x97\x01\n\x08NestSpec\x12)\n\x05\x61rray\x18\x01 \x01(\x0b\x32\x18.torchbeast.v1.ArraySpecH\x00\x12/\n\x08sequence\x18\x02 \x01(\x0b\x32\x1b.torchbeast.v1.SequenceSpecH\x00\x12\'\n\x04\x64ict\x18\x03 \x01(\x0b\x32\x17.torchbeast.v1.DictSpecH\x00\x42\x06\n\x04kind\"6\n\x0cSequenceSpec\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.torchbeast.v1.NestSpec\"\x84\x01\n\x08\x44ictSpec\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".torchbeast.v1.DictSpec.ItemsEntry\x1a\x45\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.torchbeast.v1.NestSpec:\x02\x38\x01\")\n\tArraySpec\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\r\"z\n\x04Step\x12\x13\n\x0bobservation\x18\x01 \x03(\x0c\x12\x0e\n\x06reward\x18\x02 \x03(\x02\x12\x0c\n\x04\x64one\x18\x03 \x03(\x08\x12\x11\n\ttruncated\x18\x04 \x03(\x08\x12\x14\n\x0c\x65pisode_step\x18\x05 \x03(\r\x12\x16\n\x0e\x65pisode_return\x18\x06 \x03(\x02\"\x19\n\x07\x41\x63tions\x12\x0e\n\x06\x61\x63tion\x18\x01 \x03(\x0c\"\x17\n\x07\x46\x61ilure\x12\x0c\n\x04text\x18\x01 \x01(\t2U\n\x07Learner\x12J\n\x04Play\x12!.torchbeast.v1.EnvironmentMessage\x1a\x1b.torchbeast.v1.AgentMessage(\x01\x30\x01\x32Z\n\x0c\x45nvironments\x12J\n\x04Play\x12\x1b.torchbeast.v1.AgentMessage\x1a!.torchbeast.v1.EnvironmentMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,27 +38,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGENTMESSAGE']._serialized_start=199
   _globals['_AGENTMESSAGE']._serialized_end=312
   _globals['_HELLO']._serialized_start=315
-  _globals['_HELLO']._serialized_end=494
-  _globals['_GREETING']._serialized_start=496
-  _globals['_GREETING']._serialized_end=578
-  _globals['_NESTSPEC']._serialized_start=581
-  _globals['_NESTSPEC']._serialized_end=732
-  _globals['_SEQUENCESPEC']._serialized_start=734
-  _globals['_SEQUENCESPEC']._serialized_end=788
-  _globals['_DICTSPEC']._serialized_start=791
-  _globals['_DICTSPEC']._serialized_end=923
-  _globals['_DICTSPEC_ITEMSENTRY']._serialized_start=854
-  _globals['_DICTSPEC_ITEMSENTRY']._serialized_end=923
-  _globals['_ARRAYSPEC']._serialized_start=925
-  _globals['_ARRAYSPEC']._serialized_end=966
-  _globals['_STEP']._serialized_start=968
-  _globals['_STEP']._serialized_end=1090
-  _globals['_ACTIONS']._serialized_start=1092
-  _globals['_ACTIONS']._serialized_end=1117
-  _globals['_FAILURE']._serialized_start=1119
-  _globals['_FAILURE']._serialized_end=1142
-  _globals['_LEARNER']._serialized_start=1144
-  _globals['_LEARNER']._serialized_end=1229
-  _globals['_ENVIRONMENTS']._serialized_start=1231
-  _globals['_ENVIRONMENTS']._serialized_end=1321
+  _globals['_HELLO']._serialized_end=515
+  _globals['_GREETING']._serialized_start=517
+  _globals['_GREETING']._serialized_end=599
+  _globals['_NESTSPEC']._serialized_start=602
+  _globals['_NESTSPEC']._serialized_end=753
+  _globals['_SEQUENCESPEC']._serialized_start=755
+  _globals['_SEQUENCESPEC']._serialized_end=809
+  _globals['_DICTSPEC']._serialized_start=812
+  _globals['_DICTSPEC']._serialized_end=944
+  _globals['_DICTSPEC_ITEMSENTRY']._serialized_start=875
+  _globals['_DICTSPEC_ITEMSENTRY']._serialized_end=944
+  _globals['_ARRAYSPEC']._serialized_start=946
+  _globals['_ARRAYSPEC']._serialized_end=987
+  _globals['_STEP']._serialized_start=989
+  _globals['_STEP']._serialized_end=1111
+  _globals['_ACTIONS']._serialized_start=1113
+  _globals['_ACTIONS']._serialized_end=1138
+  _globals['_FAILURE']._serialized_start=1140
+  _globals['_FAILURE']._serialized_end=1163
+  _globals['_LEARNER']._serialized_start=1165
+  _globals['_LEARNER']._serialized_end=1250
+  _globals['_ENVIRONMENTS']._serialized_start=1252
+  _globals['_ENVIRONMENTS']._serialized_end=1342
 # @@protoc_insertion_point(module_scope)

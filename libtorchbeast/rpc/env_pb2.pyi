@@ -25,7 +25,7 @@ class AgentMessage(_message.Message):
     def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., actions: _Optional[_Union[Actions, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "token", "num_envs", "observation", "action", "num_actions")
+    __slots__ = ("version", "name", "token", "num_envs", "observation", "action", "num_actions", "num_streams")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Hello(_message.Message):
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     NUM_ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     token: str
@@ -40,7 +41,8 @@ class Hello(_message.Message):
     observation: NestSpec
     action: NestSpec
     num_actions: int
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., token: _Optional[str] = ..., num_envs: _Optional[int] = ..., observation: _Optional[_Union[NestSpec, _Mapping]] = ..., action: _Optional[_Union[NestSpec, _Mapping]] = ..., num_actions: _Optional[int] = ...) -> None: ...
+    num_streams: int
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., token: _Optional[str] = ..., num_envs: _Optional[int] = ..., observation: _Optional[_Union[NestSpec, _Mapping]] = ..., action: _Optional[_Union[NestSpec, _Mapping]] = ..., num_actions: _Optional[int] = ..., num_streams: _Optional[int] = ...) -> None: ...
 
 class Greeting(_message.Message):
     __slots__ = ("version", "name", "token", "knows_truncation")

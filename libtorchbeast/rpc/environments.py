@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import threading
+import traceback
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ from libtorchbeast.worker import exit_if_orphaned, set_up_process
 
 CANNOT_WORK = 3  # exit code: somebody has to mend something before another start makes sense
 LOOK_AROUND_S = 1.0
+STOP_S = 2.0  # for environments to end
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class EnvironmentsConfig:
     """`package.module:function`, called with num_envs, seed and `factory_options`."""
     factory_options: dict[str, Any]
     num_envs: int
+    num_streams: int
+    """Each with `num_envs` environments."""
     seed: int
     address: str
     dial: bool
@@ -60,12 +65,28 @@ def run(config: EnvironmentsConfig) -> None:
         return factory(num_envs=config.num_envs, seed=next(seeds) % 2**31, **config.factory_options)
 
     security = Security.from_json(config.security)
-    player: EnvironmentClient | EnvironmentServer
+    players: list[EnvironmentClient | EnvironmentServer]
     if config.dial:
-        player = EnvironmentClient(make_environments, config.address, config.name, security)
+        players = [
+            EnvironmentClient(make_environments, config.address, config.name, security)
+            for _ in range(config.num_streams)
+        ]
     else:
-        player = EnvironmentServer(make_environments, config.address, config.name, security)
-    signal.signal(signal.SIGTERM, lambda number, frame: player.stop())
+        players = [
+            EnvironmentServer(
+                make_environments,
+                config.address,
+                config.name,
+                security,
+                num_streams=config.num_streams,
+            )
+        ]
+
+    def stop(*_: Any) -> None:
+        for player in players:
+            player.stop()
+
+    signal.signal(signal.SIGTERM, stop)
     ended = threading.Event()
 
     def watch_parent() -> None:
@@ -74,8 +95,14 @@ def run(config: EnvironmentsConfig) -> None:
 
     watcher = threading.Thread(target=watch_parent, name="parent", daemon=True)
     watcher.start()
+    executor = ThreadPoolExecutor(len(players), thread_name_prefix="player")
     try:
-        player.run()
+        runs = [executor.submit(player.run) for player in players]
+        ended_runs, _ = wait(runs, return_when=FIRST_COMPLETED)
+        stop()
+        for ended_run in ended_runs:
+            ended_run.result()  # raises what ended it
+        wait(runs, STOP_S)
     finally:
         ended.set()
         watcher.join(2 * LOOK_AROUND_S)
@@ -87,11 +114,14 @@ def main(text: str) -> int:
     logging.basicConfig(level=logging.INFO, format=f"[{config.name}] %(message)s")
     try:
         run(config)
-    except (Refused, OSError, ValueError) as error:
-        if isinstance(error, Refused) or not config.dial:
+    except Exception as error:
+        if isinstance(error, Refused) or (
+            isinstance(error, (OSError, ValueError)) and not config.dial
+        ):
             print(f"error: {error}", file=sys.stderr)
             return CANNOT_WORK
-        raise
+        traceback.print_exc()
+        return 1
     return 0
 
 

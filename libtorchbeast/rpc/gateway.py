@@ -9,6 +9,7 @@ fast, and some streams got nearly a hundred times as many turns as others.
 """
 
 import asyncio
+import itertools
 import os
 import random
 import socket
@@ -95,6 +96,7 @@ class Gateway:
         self._lanes = LanePool(config.bell_fd, lambda **wish: self._tell("lane", **wish))
         self._rate = ConnectionRate(self._limits)
         self._streams: set[Stream] = set()
+        self._callers: dict[str, list[asyncio.Task[None]]] = {}  # of each address that is dialled
         self._told: dict[str, float] = {}
         self._stopped = asyncio.Event()
         self._num_playing = 0
@@ -113,12 +115,13 @@ class Gateway:
             return
         self._lanes.start()
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
-        tasks = [asyncio.create_task(self._dial(address)) for address in self._config.dial]
-        tasks.append(asyncio.create_task(self._watch()))
+        watch = asyncio.create_task(self._watch())
+        for address in self._config.dial:
+            self._have_callers(address, 1)
         await self._stopped.wait()
         for stream in list(self._streams):
             stream.end(learner_is_ending())
-        for task in tasks:
+        for task in [watch, *itertools.chain(*self._callers.values())]:
             task.cancel()
         if server is not None:
             await server.stop(STOP_S)
@@ -286,6 +289,15 @@ class Gateway:
 
     # Environments that listen.
 
+    def _have_callers(self, address: str, number: int) -> None:
+        """As many as the environments there want, or as the learner does if that is more."""
+        number = max(number, self._config.dial.count(address))
+        callers = self._callers.setdefault(address, [])
+        while len(callers) < number:
+            callers.append(asyncio.create_task(self._dial(address)))
+        while len(callers) > number:
+            callers.pop().cancel()
+
     async def _dial(self, address: str) -> None:
         """Call an address for ever; whoever is there may come and go."""
         pause_s = FIRST_PAUSE_S
@@ -334,6 +346,7 @@ class Gateway:
             data = await call.read()
             if data is not grpc.aio.EOF:
                 hello = decode_hello(data, self._limits.max_message_bytes)
+                self._have_callers(stream.peer, hello.num_streams)
                 await self._play(stream, hello, call.read, call.write, None)
             code = await call.code()
             if code != grpc.StatusCode.OK:

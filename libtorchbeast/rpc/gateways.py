@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from libtorchbeast.lanes import CLOSED, Lane
+from libtorchbeast.lanes import CLOSED, Lane, close_free_lane
 from libtorchbeast.rpc.control import ControlSocket
 from libtorchbeast.rpc.gateway_config import (
     DESCRIPTORS_PER_STREAM,
@@ -48,7 +48,7 @@ class _Gateway:
     listen: list[str]
     dial: list[str]
     lanes: list[Lane] = field(default_factory=list)
-    lent: set[int] = field(default_factory=set)  # of `lanes`, to the process that runs now
+    lent: set[Lane] = field(default_factory=set)  # of `lanes`, to the process that runs now
     wishes: list[dict[str, Any]] = field(default_factory=list)  # for lanes, not yet granted
     process: subprocess.Popen[bytes] | None = None
     control: ControlSocket | None = None
@@ -330,9 +330,8 @@ class Gateways:
                 check_fit(
                     self.spec, self.num_actions, Spec.from_json(wish["spec"]), wish["num_actions"]
                 )
-                number = self._find_lane(gateway, wish["num_envs"])
-                lane = gateway.lanes[number]
-                gateway.lent.add(number)
+                lane = self._find_lane(gateway, wish["num_envs"])
+                gateway.lent.add(lane)
                 gateway.control.send(
                     "lane",
                     fd=lane.fd,
@@ -348,12 +347,16 @@ class Gateways:
             except OSError:
                 return  # it has died; the next poll mends it
 
-    def _find_lane(self, gateway: _Gateway, num_envs: int) -> int:
-        """The number of a lane that no stream has; a new one if need be."""
-        for number, lane in enumerate(gateway.lanes):
-            fits = lane.num_envs == num_envs and lane.turn.state != CLOSED
-            if fits and number not in gateway.lent:
-                return number
+    def _find_lane(self, gateway: _Gateway, num_envs: int) -> Lane:
+        """A lane that no stream has; a new one if need be."""
+        self._forget_closed(gateway)
+        unused = [lane for lane in gateway.lanes if lane not in gateway.lent]
+        for lane in unused:
+            if lane.num_envs == num_envs:
+                return lane
+        if len(gateway.lanes) >= self._limits.max_streams:
+            close_free_lane(unused)
+            self._forget_closed(gateway)
         if len(gateway.lanes) >= self._limits.max_streams:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
@@ -365,4 +368,10 @@ class Gateways:
         lane.bell_fd = gateway.bell_write_fd
         gateway.lanes.append(lane)
         self._add_lane(lane)
-        return len(gateway.lanes) - 1
+        return lane
+
+    def _forget_closed(self, gateway: _Gateway) -> None:
+        for lane in [lane for lane in gateway.lanes if lane.turn.state == CLOSED]:
+            lane.release()
+            gateway.lanes.remove(lane)
+            gateway.lent.discard(lane)

@@ -7,12 +7,13 @@ that somebody waits for.
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from libtorchbeast.lanes import CLOSED, GONE, Lane, LaneClosed
+from libtorchbeast.lanes import CLOSED, GONE, Lane, LaneClosed, close_free_lane
 from libtorchbeast.rpc.messages import Hello, Refused, check_fit
 from libtorchbeast.specs import Spec
 
@@ -109,6 +110,8 @@ class LanePool:
         return lane
 
     async def _new_lane(self, hello: Hello) -> Lane:
+        """Asked of the learner, in exchange for a free one of another size if there is one."""
+        close_free_lane(itertools.chain(*self._free.values()))
         self._num_asked += 1
         id = self._num_asked
         self._asked[id] = asyncio.get_running_loop().create_future()

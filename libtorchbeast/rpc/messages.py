@@ -21,6 +21,7 @@ MAX_LEAVES = 256
 MAX_DEPTH = 16
 MAX_DIMENSIONS = 8
 MAX_NUM_ENVS = 1 << 16
+MAX_NUM_STREAMS = 64  # that one server asks for
 MAX_NAME = 200
 MAX_TEXT = 10_000
 MAX_STATUS_TEXT = 2_000  # a status travels as a header, and those are small
@@ -47,6 +48,7 @@ class Hello:
     spec: Spec
     num_actions: int = 0
     token: str = ""
+    num_streams: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def encode_hello(hello: Hello) -> bytes:
         observation=_nest_to_message(hello.spec.observation),
         action=_nest_to_message(hello.spec.action),
         num_actions=hello.num_actions,
+        num_streams=hello.num_streams,
     )
     return pb.EnvironmentMessage(hello=message).SerializeToString()
 
@@ -101,7 +104,16 @@ def decode_hello(data: bytes, max_row_bytes: int = 1 << 40) -> Hello:
             f"With num_actions ({hello.num_actions}) the action must be int64[], "
             f"got {describe(spec.action)}."
         )
-    return Hello(printable(hello.name), hello.num_envs, spec, hello.num_actions, hello.token)
+    if hello.num_streams > MAX_NUM_STREAMS:
+        raise invalid(f"num_streams must be at most {MAX_NUM_STREAMS}, got {hello.num_streams}.")
+    return Hello(
+        name=printable(hello.name),
+        num_envs=hello.num_envs,
+        spec=spec,
+        num_actions=hello.num_actions,
+        token=hello.token,
+        num_streams=max(1, hello.num_streams),
+    )
 
 
 def encode_greeting(greeting: Greeting) -> bytes:

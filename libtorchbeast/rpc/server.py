@@ -47,10 +47,16 @@ class EnvironmentServer:
         name: str = "environments",
         security: Security | None = None,
         limits: Limits | None = None,
+        num_streams: int = 1,
     ) -> None:
-        """`make_environments(knows_truncation)` makes a group for a stream."""
+        """`make_environments(knows_truncation)` makes a group for a stream.
+
+        The learner is asked for `num_streams` at once: while the agent thinks about one group, the
+        others step.
+        """
         self._make_environments = make_environments
         self._name = name
+        self._num_streams = num_streams
         self._security = security or Security()
         self._limits = limits or Limits(max_streams=MAX_STREAMS)
         self._stopped = threading.Event()
@@ -136,7 +142,7 @@ class EnvironmentServer:
         environments = self._make_environments(knows_truncation)
         try:
             row = environments.reset()
-            hello = introduce(environments, row, self._name)
+            hello = introduce(environments, row, self._name, num_streams=self._num_streams)
             yield encode_hello(hello)
             yield encode_step(row)
             actions = ActionsReader(hello.spec, hello.num_envs)
@@ -169,7 +175,13 @@ class Server(EnvironmentServer):
         )
 
 
-def introduce(environments: Environments, row: dict[str, Any], name: str, token: str = "") -> Hello:
+def introduce(
+    environments: Environments,
+    row: dict[str, Any],
+    name: str,
+    token: str = "",
+    num_streams: int = 1,
+) -> Hello:
     """What environments say of themselves, seen from their first row."""
     action = getattr(environments, "action_spec", ArraySpec("int64"))
     return Hello(
@@ -178,4 +190,5 @@ def introduce(environments: Environments, row: dict[str, Any], name: str, token:
         spec=Spec(spec_of(row["frame"]), action),
         num_actions=int(getattr(environments, "num_actions", 0) or 0),
         token=token,
+        num_streams=num_streams,
     )
