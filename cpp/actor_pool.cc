@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "errors.h"
 #include "rollout.h"
@@ -186,9 +187,13 @@ ActorPool::ActorPool(std::int64_t unroll_length, BatchingQueue& learner_queue,
 ActorPool::~ActorPool() { stop(); }
 
 void ActorPool::stop() {
+  if (!process_.is_here()) {  // A fork: threads and lanes are the parent's, and stay as they are.
+    new std::list<Running>(std::move(running_));
+    return;
+  }
   close();  // Nobody adds a thread from here on.
-  for (std::thread& thread : threads_) {
-    if (thread.joinable()) thread.join();
+  for (Running& running : running_) {
+    if (running.thread.joinable()) running.thread.join();
   }
 }
 
@@ -198,23 +203,39 @@ void ActorPool::add_lane(Lane lane) {
     lane.close();
     return;
   }
-  threads_.emplace_back([this, lane] { act(lane); });  // Ends no sooner than we let go of the lock.
-  lanes_.push_back(std::move(lane));
+  forget_ended();
+  Running& running = running_.emplace_back(Running{std::move(lane), {}});
+  try {
+    // It ends no sooner than we let go of the lock.
+    running.thread = std::thread([this, &running] { act(running); });
+  } catch (...) {
+    running_.pop_back();
+    throw;
+  }
   ++num_actors_;
 }
 
-void ActorPool::act(const Lane& lane) {
+// Lanes come and go with environments from elsewhere: nothing of those that are closed may stay.
+void ActorPool::forget_ended() {
+  running_.remove_if([](Running& running) {
+    if (running.ended) running.thread.join();
+    return running.ended;
+  });
+}
+
+void ActorPool::act(Running& running) {
   std::exception_ptr error;
   try {
-    Actor(*this, lane).run();
+    Actor(*this, running.lane).run();
   } catch (const ClosedBatchingQueue&) {  // The regular end.
   } catch (...) {
     error = std::current_exception();
   }
-  lane.close();
+  running.lane.close();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (error && !error_) error_ = error;
   --num_actors_;
+  running.ended = true;
   ended_.notify_all();
 }
 
@@ -235,7 +256,7 @@ void ActorPool::run(const Poll& poll) {
 void ActorPool::close() {
   closed_ = true;
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const Lane& lane : lanes_) lane.close();
+  for (const Running& running : running_) running.lane.close();
 }
 
 std::int64_t ActorPool::num_actors() const {

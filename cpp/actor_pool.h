@@ -5,19 +5,18 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
-#include <memory>
+#include <list>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "array_nest.h"
 #include "batching_queue.h"
 #include "bell.h"
 #include "buffer_pool.h"
 #include "dynamic_batcher.h"
+#include "process.h"
 #include "turn.h"
 #include "waiting.h"
 
@@ -87,9 +86,17 @@ class ActorPool {
  private:
   class Actor;
 
-  bool is_over() const;
-  void act(const Lane& lane);
+  struct Running {
+    Lane lane;
+    std::thread thread;
+    bool ended = false;
+  };
 
+  bool is_over() const;
+  void act(Running& running);
+  void forget_ended();
+
+  const Process process_;
   const std::int64_t unroll_length_;
   BatchingQueue& learner_queue_;
   DynamicBatcher& inference_batcher_;
@@ -99,9 +106,8 @@ class ActorPool {
   std::atomic<bool> closed_{false};
 
   mutable std::mutex mutex_;  // Of what follows.
-  std::condition_variable ended_;
-  std::vector<Lane> lanes_;
-  std::vector<std::thread> threads_;
+  Condition ended_;
+  std::list<Running> running_;  // A list: their threads know where they are.
   std::int64_t num_actors_ = 0;
   std::exception_ptr error_;
 };

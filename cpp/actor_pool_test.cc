@@ -1,8 +1,11 @@
 #include "actor_pool.h"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -267,6 +270,41 @@ TEST_CASE("an answer of the wrong kind is told to run()") {
   stepping.join();
   agent.join();
 }
+
+TEST_CASE("nothing stays of a lane that was closed when the next one comes") {
+  System system(1);
+  Environments first(1, 7), second(1, 7);
+  auto word = std::make_shared<std::uint32_t>(0);
+  const std::weak_ptr<std::uint32_t> memory = word;
+  system.pool.add_lane({Turn(word.get(), word), first.lane().row, first.lane().action});
+  Turn(word.get(), word).close();
+  word.reset();
+  const auto deadline = Clock::now() + std::chrono::seconds(20);
+  while (system.pool.num_actors() > 0 && Clock::now() < deadline) std::this_thread::yield();
+  system.pool.add_lane(second.lane());
+  CHECK(memory.expired());
+  CHECK(system.pool.num_actors() == 1);
+}
+
+#ifndef __SANITIZE_THREAD__  // which ends children of processes with threads
+TEST_CASE("a forked child lets go of the pool and leaves the parent's lanes alone") {
+  System system(1);
+  Environments environments(1, 7);
+  auto pool = std::make_unique<ActorPool>(kUnrollLength, system.queue, system.batcher,
+                                          tuple_of({zeros({1, 1})}));
+  pool->add_lane(environments.lane());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    pool.reset();
+    ::_exit(environments.lane().turn.state() == State::kFree ? 0 : 1);
+  }
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(pool->num_actors() == 1);
+}
+#endif
 
 TEST_CASE("a pool without environments ends, too") {
   System system(1);

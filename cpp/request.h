@@ -2,7 +2,6 @@
 // many parts as the batches that the rows were split over.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -46,7 +45,7 @@ class Request {
   };
 
   std::mutex mutex_;
-  std::condition_variable answered_;
+  Condition answered_;
   std::vector<Part> parts_;
   std::int64_t num_rows_answered_ = 0;
   Throw error_;

@@ -152,8 +152,8 @@ class RowQueue {
 
   const QueueOptions options_;
   mutable std::mutex mutex_;
-  std::condition_variable room_;  // For producers.
-  std::condition_variable rows_;  // For consumers.
+  Condition room_;  // For producers.
+  Condition rows_;  // For consumers.
   std::deque<std::shared_ptr<Item>> items_;
   std::int64_t taken_of_first_ = 0;  // Rows of the first item that are in earlier batches.
   std::int64_t num_rows_ = 0;        // Rows that wait.

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <optional>
 
+#include "process.h"
+
 namespace torchbeast {
 
 #ifdef __SANITIZE_THREAD__
@@ -21,9 +23,36 @@ using Clock = std::chrono::steady_clock;
 using Poll = std::function<void()>;
 constexpr std::chrono::milliseconds kPollInterval{100};
 
+// A condition variable that a forked child may let go of: the system's own would wait there for
+// threads to leave that are not in that process.
+class Condition {
+ public:
+  Condition() : condition_(new std::condition_variable) {}
+  ~Condition() {
+    if (process_.is_here()) delete condition_;
+  }
+  Condition(const Condition&) = delete;
+  Condition& operator=(const Condition&) = delete;
+
+  void notify_one() { condition_->notify_one(); }
+  void notify_all() { condition_->notify_all(); }
+  template <typename Ready>
+  void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
+    condition_->wait(lock, ready);
+  }
+  template <typename Ready>
+  bool wait_until(std::unique_lock<std::mutex>& lock, Clock::time_point deadline, Ready ready) {
+    return condition_->wait_until(lock, deadline, ready);
+  }
+
+ private:
+  std::condition_variable* const condition_;
+  const Process process_;
+};
+
 // Waits until ready() or the deadline; returns ready(). The lock is not held while poll() runs.
 template <typename Ready>
-bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
+bool wait(Condition& condition, std::unique_lock<std::mutex>& lock,
           const std::optional<Clock::time_point>& deadline, const Poll& poll, Ready ready) {
   if (!poll) {
     if (deadline) return condition.wait_until(lock, *deadline, ready);

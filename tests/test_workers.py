@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import random
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -169,7 +170,7 @@ def test_an_exception_is_told_once_and_the_environments_are_made_anew(caplog):
 
 @pytest.mark.parametrize(("how", "what"), [("exit", "exit code 3"), ("hang", "took no step for")])
 def test_a_worker_that_ends_or_hangs_is_replaced(how, what, caplog):
-    options = {"break_at": 300, "how": how, "env_timeout_s": 1.0}
+    options = {"break_at": 300, "how": how, "env_timeout_s": 5.0}
     with running("BreakingEnvs", 2, 2, 4, **options) as system:
         checker = Checker(T)
         for batch in system.batches():
@@ -179,6 +180,12 @@ def test_a_worker_that_ends_or_hangs_is_replaced(how, what, caplog):
         for batch in itertools.islice(system.batches(), 20):
             checker.check(batch)
     assert what in caplog.text
+
+
+def test_a_worker_that_makes_one_group_after_the_other_does_not_hang():
+    with running(num_workers=1, lanes=4, envs=1, build_s=1.5, env_timeout_s=4.0) as system:
+        next(system.batches())
+        assert system.workers.num_restarts == 0
 
 
 def test_workers_that_wait_for_the_learner_do_not_hang(caplog):
@@ -220,6 +227,22 @@ def test_a_pool_that_is_dropped_while_its_actors_wait_ends_them():
     assert lane.turn.state == CLOSED
     system.pool = libtorchbeast.ActorPool(T, system.queue, system.batcher, initial_agent_state=())
     system.close()
+
+
+def test_a_forked_child_lets_go_of_pool_and_queues_and_does_no_harm():
+    """Its copies come without the threads that they belong to."""
+    with running() as system:
+        checker = Checker(T)
+        checker.check(next(system.batches()))
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # a child that hangs is ended by it
+            del system.pool, system.queue, system.batcher
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        for batch in itertools.islice(system.batches(), 20):
+            checker.check(batch)
 
 
 def test_the_first_state_reaches_the_learner_as_memory_of_its_own():
