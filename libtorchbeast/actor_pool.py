@@ -35,8 +35,9 @@ class ActorPool(_C.ActorPool):
         initial_agent_state: Any = (),
         security: "Security | None" = None,
     ) -> None:
-        """Each address, `unix:/path` or `host:port` of a `Server`, gets one stream."""
+        """Each address is `unix:/path` or `host:port`; a `Server` gets one stream for each."""
         super().__init__(unroll_length, learner_queue, inference_batcher, initial_agent_state)
+        self._unroll_length = unroll_length
         self._addresses = list(env_server_addresses)
         self._security = security
 
@@ -63,6 +64,7 @@ class ActorPool(_C.ActorPool):
             server_addresses=self._addresses,
             security=self._security,
             knows_truncation=False,
+            rows_per_rollout=self._unroll_length + 1,
             on_environment_error=lambda text: errors.append(RuntimeError(text)),
         )
         ended = threading.Event()

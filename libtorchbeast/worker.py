@@ -5,31 +5,23 @@ at one group's rows, the worker steps the next group. It imports no torch.
 """
 
 import ctypes
-import importlib
 import json
 import os
 import signal
 import sys
 import traceback
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
+from libtorchbeast.environments import Environments, make_environments
 from libtorchbeast.lanes import Lane, LaneClosed
 from libtorchbeast.specs import Spec
 
 LOOK_AROUND_S = 0.25  # how soon a worker that waits sees that its parent is gone
 HEALTHY_STEPS = 20  # after so many, a failure is bad luck: the environments are made anew at once
 _PR_SET_PDEATHSIG = 1
-
-
-class Environments(Protocol):
-    """What a factory makes: `num_envs` environments that step together (torchbeast/envs/row.py)."""
-
-    def reset(self) -> dict[str, Any]: ...
-    def step(self, actions: Any) -> dict[str, Any]: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -53,11 +45,6 @@ class WorkerConfig:
     report_fd: int
     parent: int
 
-    def make_environments(self, num_envs: int, seed: int) -> Environments:
-        module, _, name = self.factory.partition(":")
-        factory = getattr(importlib.import_module(module), name)
-        return factory(num_envs=num_envs, seed=seed, **self.factory_options)
-
     @classmethod
     def from_json(cls, text: str) -> "WorkerConfig":
         values = json.loads(text)
@@ -75,6 +62,7 @@ class Group:
         self._num_steps = 0
         self._num_builds = 0
         self._envs = self._build()
+        self._lane.look_around()  # that took its time, and the next group's will, too
 
     def start(self) -> None:
         """Show the agent the first rows."""
@@ -126,7 +114,10 @@ class Group:
         seed = self._group.seed + 1_000_003 * self._num_builds
         self._num_builds += 1
         self._num_steps = 0
-        return self._config.make_environments(self._group.num_envs, seed % 2**31)
+        config = self._config
+        return make_environments(
+            config.factory, self._group.num_envs, seed % 2**31, **config.factory_options
+        )
 
 
 def report(config: WorkerConfig, text: str) -> None:

@@ -238,8 +238,6 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 def describe_exit(code: int) -> str:
     """How a process ended, for people."""
     if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:  # a real-time signal
-            return f"was killed by signal {-code}"
+        names = {member.value: member.name for member in signal.Signals}
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
     return f"ended with exit code {code}"

@@ -1,6 +1,7 @@
-"""An environment that knows all, and no torch, so that processes with it start soon."""
+"""Environments that know all, and no torch, so that processes with them start soon."""
 
 import random
+import time
 from typing import Any
 
 import gymnasium
@@ -38,6 +39,24 @@ class Counting(gymnasium.Env):
 
     def _observe(self, action: int) -> Any:
         return np.array([self.id, self.count, action], np.float32)
+
+
+class Fragile(Counting):
+    """Raises after a while."""
+
+    def step(self, action: Any) -> Any:
+        if self.count == 10:
+            raise RuntimeError("the wheel came off")
+        return super().step(action)
+
+
+class Hanging(Counting):
+    """Hangs after a while."""
+
+    def step(self, action: Any) -> Any:
+        if self.count == 10:
+            time.sleep(1000)
+        return super().step(action)
 
 
 def counting_group(num_envs: int) -> SyncEnvs:

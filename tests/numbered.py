@@ -18,7 +18,8 @@ class NumberedEnvs:
 
     _ids = itertools.count()
 
-    def __init__(self, num_envs: int, seed: int, step_s: float = 0.0) -> None:
+    def __init__(self, num_envs: int, seed: int, step_s: float = 0.0, build_s: float = 0.0) -> None:
+        time.sleep(build_s)
         self.num_envs = num_envs
         self._step = 0
         self._step_s = step_s

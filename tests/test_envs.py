@@ -299,6 +299,16 @@ def test_a_vector_environment_shows_the_last_observation_and_then_the_end():
     assert float(rows[3]["episode_return"][0]) == 21
 
 
+def test_numbers_of_a_vector_environment_become_vectors():
+    make = [lambda: gymnasium.make("FrozenLake-v1")] * 3
+    envs = VectorEnvs(gymnasium.vector.SyncVectorEnv(make), seed=0)
+    frame = envs.reset()["frame"]
+    assert frame.shape == (3, 16)
+    assert frame.dtype == np.float32
+    np.testing.assert_array_equal(frame[:, 0], 1)  # all begin in the first field
+    np.testing.assert_array_equal(envs.step(np.ones(3, np.int64))["frame"].sum(axis=1), 1)
+
+
 def test_a_factory_that_takes_num_envs_makes_a_vector(tmp_path, monkeypatch):
     (tmp_path / "vectors.py").write_text(
         "import gymnasium\n"

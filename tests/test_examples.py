@@ -84,10 +84,8 @@ def conformance():
 
 @pytest.fixture(scope="module")
 def python_run(conformance):
-    module = [sys.executable, "-m", "torchbeast.polybeast_env"]
-    return conformance(
-        [*module, "--env", "MountainCar-v0", "--num_servers", "1", "--connect", "{address}"]
-    )
+    args = "--env MountainCar-v0 --num_servers 1 --envs_per_server 5 --connect {address}"
+    return conformance([sys.executable, "-m", "torchbeast.polybeast_env", *args.split()])
 
 
 @pytest.fixture(scope="module")

@@ -210,7 +210,9 @@ def test_rollouts_of_weights_too_old_are_dropped_and_counted():
     without["truncated"][:, 0] = True
     learner.step(batch, ())
     fresh.step(without, ())
-    assert learner.stats.summary()["dropped_rollouts"] == 1
+    summary = learner.stats.summary()
+    assert summary["dropped_rollouts"] == 1
+    assert summary["policy_lag"] == fresh.stats.summary()["policy_lag"] > 0
     assert learner.stats.step == T * (B - 1)
     for ours, theirs in zip(learner.model.parameters(), fresh.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)

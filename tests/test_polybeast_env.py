@@ -9,19 +9,9 @@ import psutil
 import pytest
 
 from libtorchbeast.rpc.security import Security
-from tests.counting import Counting
 from tests.remote import check_rollouts, learner
 from tests.threads import wait_until
 from torchbeast.polybeast_env import main, server_address
-
-
-class Fragile(Counting):
-    """Raises after a while."""
-
-    def step(self, action):
-        if self.count == 10:
-            raise RuntimeError("the wheel came off")
-        return super().step(action)
 
 
 def start(*args: str) -> subprocess.Popen[str]:
@@ -38,6 +28,8 @@ def start(*args: str) -> subprocess.Popen[str]:
         (["--env", "Catch", "--connect", "learner:1"], "needs TLS, and learner:1 has none"),
         (["--env", "Catch", "--pipes_basename", "0.0.0.0:1"], "needs TLS, and 0.0.0.0:1 has none"),
         (["--env", "Catch", "--tls_ca", "none.pem"], "tls_ca must be a file that can be read"),
+        (["--env", "Pendulum-v1", "--connect", "127.0.0.1:1"], "action_space must be Discrete"),
+        (["--env", "remote", "--connect", "127.0.0.1:1"], "--env remote stands for environments"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(args, sentence, capsys):
@@ -65,7 +57,7 @@ def test_a_learner_that_does_not_want_these_environments_ends_them(tmp_path):
 
 def test_an_environment_that_raises_is_told_and_started_anew(caplog):
     with learner(listen=["127.0.0.1:0"]) as it:
-        process = start("--connect", it.address, "--env", "tests.test_polybeast_env:Fragile",
+        process = start("--connect", it.address, "--env", "tests.counting:Fragile",
                         "--envs_per_server", "1")  # fmt: skip
         try:
             it.wait_for_environments(2)
@@ -76,6 +68,21 @@ def test_an_environment_that_raises_is_told_and_started_anew(caplog):
     assert process.returncode == 0
     assert "starting it anew" in error
     assert max(check_rollouts(it.rollouts, it.unroll_length).values()) == 10
+
+
+def test_an_environment_that_hangs_is_told_and_started_anew():
+    with learner(listen=["127.0.0.1:0"]) as it:
+        process = start("--connect", it.address, "--env", "tests.counting:Hanging",
+                        "--envs_per_server", "1", "--env_timeout_s", "5")  # fmt: skip
+        try:
+            it.wait_for_environments(2)
+        finally:
+            process.terminate()
+            _, error = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "error: A step took more than 5 s (--env_timeout_s)." in error
+    assert "starting it anew" in error
+    check_rollouts(it.rollouts, it.unroll_length)
 
 
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

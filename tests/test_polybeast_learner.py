@@ -11,6 +11,7 @@ from torch import nn
 import libtorchbeast
 from torchbeast import polybeast_learner
 from torchbeast.core.actor_model import ActorModel
+from torchbeast.errors import UsageError
 from torchbeast.polybeast_learner import Net
 
 T, B, A = 4, 3, 6
@@ -201,3 +202,16 @@ def test_weights_in_use_are_not_written_to():
     with published.newest() as (model, version):
         assert version == 4
         assert model.weight.eq(4).all()
+
+
+@pytest.mark.parametrize(
+    ("basename", "sentence"),
+    [
+        ("127.0.0.1:5000", "give --num_actors, the number of servers from there on"),
+        ("somewhere", "An address is unix:/path or host:port"),
+        ("192.0.2.1:5000", "give --num_actors"),
+    ],
+)
+def test_servers_that_cannot_be_dialled_are_one_sentence(basename, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        polybeast_learner.Flags(env="Catch", pipes_basename=basename).validate()

@@ -3,11 +3,15 @@
 import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.training import Background
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.timeout(300)
@@ -42,13 +46,38 @@ def test_the_python_commands_work_in_their_order(home):
     assert (
         run([*seed, "--total_steps", "1000"], env=home).returncode == 0
     )  # stands for `make train`
-    lines = [line for line in commands() if line.startswith(PYTHON)]
+    lines = [line for line in commands() if line.startswith(PYTHON) and "polybeast_" not in line]
     assert len(lines) >= 4
     for line in lines:
         trains = "beast --env" in line
         command = [sys.executable, *shlex.split(line.replace("~", home["HOME"]))[1:]]
         result = run(command + ["--total_steps", "1000"] * trains, env=home)
         assert result.returncode == 0, f"{line}\n{result.stderr}"
+
+
+def test_the_commands_for_more_machines_work_in_pairs(home, tmp_path):
+    lines = [line for line in commands() if line.startswith(PYTHON) and "polybeast_" in line]
+    pairs = [lines[i : i + 2] for i in range(0, len(lines), 2)]
+    assert len(pairs) == 2
+    for number, pair in enumerate(pairs):
+        (tmp_path / str(number)).mkdir()
+        check_pair(sorted(pair), home, tmp_path / str(number))
+
+
+def check_pair(pair, home, folder):
+    """The environments of the first command teach the learner of the second."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    args = ["--env", "Catch"]
+    if not any("4242" in line for line in pair):
+        args += ["--pipes_basename", f"unix:{folder}/polybeast"]
+    environments, learner = (
+        [sys.executable, *shlex.split(line.replace("4242", port))[1:], *args] for line in pair
+    )
+    with Background(environments, folder / "environments", cwd=ROOT, env=home) as background:
+        result = run([*learner, "--total_steps", "1000"], env=home)
+        assert result.returncode == 0, result.stderr
+        assert background.end(signal.SIGTERM) == 0, background.output
 
 
 @pytest.mark.skipif(

@@ -99,7 +99,7 @@ def test_simulators_that_leave_after_each_episode_teach_as_well_as_those_that_st
     for how in ("stay", "leave"):
         (tmp_path / how).mkdir()
         steps[how] = steps_until_catch_is_learnt(tmp_path / how, how)
-    assert steps["leave"] < 1.5 * steps["stay"], steps
+    assert steps["leave"] < 3 * steps["stay"], steps
 
 
 def steps_until_catch_is_learnt(folder, how):

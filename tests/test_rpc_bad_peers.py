@@ -40,6 +40,7 @@ LIMITS = Limits(
     connections_per_s=1e6,
     handshake_s=3.0,
     write_s=3.0,
+    step_s=3.0,
     keepalive_s=1.0,
 )
 NUM_STREAMS = 2_000
@@ -159,6 +160,37 @@ def test_who_says_nothing_is_not_waited_for(it):
         outgoing.put(None)
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert "has not introduced itself in time" in caught.value.details()
+
+
+def test_who_takes_no_step_is_not_waited_for(it):
+    outgoing = queue.SimpleQueue()
+    with grpc.insecure_channel(it.address) as channel:
+        call = channel.stream_stream("/" + "/".join(LEARNER_METHOD))(
+            iter(outgoing.get, None), timeout=30
+        )
+        for message in (HELLO, FIRST, LATER):
+            outgoing.put(message)
+            next(call)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        outgoing.put(None)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "has not taken a step in time" in caught.value.details()
+    it.wait_for_streams(1)
+
+
+def test_one_host_cannot_take_all_places_without_a_word():
+    limits = Limits(max_streams=10, handshake_s=60.0)
+    with learner(listen=["127.0.0.1:0"], limits=limits) as it, contextlib.ExitStack() as stack:
+        outgoing = queue.SimpleQueue()
+        channels = [stack.enter_context(grpc.insecure_channel(it.address)) for _ in range(6)]
+        path = "/" + "/".join(LEARNER_METHOD)
+        silent = [channel.stream_stream(path)(iter(outgoing.get, None)) for channel in channels]
+        wait_until(lambda: talk(it.address, [HELLO])[1] == "RESOURCE_EXHAUSTED", 20)
+        assert "streams from ipv4:127.0.0.1 have not introduced" in talk(it.address, [HELLO])[2]
+        for call in silent:
+            call.cancel()
+            outgoing.put(None)
 
 
 def test_who_stops_reading_is_not_waited_for(it):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -16,7 +17,7 @@ import torchbeast
 from libtorchbeast.rpc.connection import LearnerGone
 from libtorchbeast.rpc.gateways import Gateways
 from libtorchbeast.rpc.messages import Refused
-from libtorchbeast.rpc.security import Limits
+from libtorchbeast.rpc.security import Limits, Security
 from libtorchbeast.rpc.server import EnvironmentServer
 from libtorchbeast.specs import ArraySpec, Spec
 from tests.counting import NUM_ACTIONS, Counting, counting_group
@@ -44,11 +45,14 @@ def test_environments_that_dial_in_have_every_transition_learnt_once(num_envs):
 
 
 @contextlib.contextmanager
-def serving(address, num_streams=1):
+def serving(address, build_s=0.0, **options):
     """Environments that listen, two in a stream."""
-    server = EnvironmentServer(
-        lambda knows_truncation: counting_group(2), address, num_streams=num_streams
-    )
+
+    def make(knows_truncation):
+        time.sleep(build_s)
+        return counting_group(2)
+
+    server = EnvironmentServer(make, address, **options)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -74,9 +78,9 @@ def test_a_server_gets_as_many_streams_as_it_asks_for(tmp_path):
     with learner(server_addresses=[address]) as it:
         for num_streams in (3, 1, 2):
             num_environments += 2 * num_streams
-            with serving(address, num_streams):
+            with serving(address, num_streams=num_streams):
                 it.wait_for_environments(num_environments)
-                assert it.gateways.num_streams == num_streams
+                it.wait_for_streams(num_streams)
             it.wait_for_streams(0)
         assert it.pool.num_actors() == 3  # lanes were used again
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == num_environments
@@ -243,11 +247,15 @@ def test_a_port_in_use_is_told_at_the_start():
 
 def test_streams_of_any_size_find_lanes_however_few_there_may_be():
     with learner(listen=["127.0.0.1:0"], limits=Limits(max_streams=2)) as it:
-        for num_envs in (1, 2, 3):
+        gateway = psutil.Process(it.gateways.pids[0])
+        num_fds = []
+        for num_envs in (1, 2, 3, 1, 2, 3, 1, 2, 3):
             with client(it.address, num_envs), client(it.address, num_envs):
                 it.wait_for_streams(2)
                 it.wait_for_rollouts(4 * num_envs)
             it.wait_for_streams(0)
+            num_fds.append((psutil.Process().num_fds(), gateway.num_fds()))
+        assert max(num_fds[3:]) <= max(num_fds[:3])  # nothing stays of lanes that made place
         os.kill(it.gateways.pids[0], signal.SIGKILL)  # the lanes of the dead are nobody's
         wait_until(lambda: it.gateways.num_restarts == 1)
         with client(it.address, 4), client(it.address, 4):
@@ -255,6 +263,57 @@ def test_streams_of_any_size_find_lanes_however_few_there_may_be():
             it.wait_for_rollouts(16)
         wait_until(lambda: it.pool.num_actors() <= 2)
     check_rollouts(it.rollouts, it.unroll_length)
+
+
+def test_environments_whose_rollouts_would_fill_the_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("libtorchbeast.rpc.gateways.memory_bytes", lambda: 500)
+    expected = "1 more environments would take the learner's memory"
+    with (
+        learner(listen=["127.0.0.1:0"], rows_per_rollout=5) as it,
+        connect(it, reconnect_s=0.0) as actor,
+        pytest.raises(LearnerGone, match=expected),
+    ):
+        actor.step(np.zeros(3, np.float32))
+
+
+def test_a_learner_without_room_for_a_lane_turns_environments_away_and_goes_on(caplog):
+    with learner(listen=["127.0.0.1:0"]) as it:
+        add_lane, it.gateways._add_lane = it.gateways._add_lane, no_thread_is_left
+        with client(it.address):
+            wait_until(lambda: "there is no lane for them: no thread is left" in caplog.text)
+            it.gateways.start(add_lane)
+            it.wait_for_environments(1)
+
+
+def no_thread_is_left(lane):
+    raise RuntimeError("no thread is left")
+
+
+def test_environments_that_take_long_to_make_are_waited_for(tmp_path):
+    limits = Limits(handshake_s=0.5)
+    address = f"unix:{tmp_path}/server"
+    with learner(server_addresses=[address], limits=limits) as it, serving(address, build_s=2.0):
+        it.wait_for_environments(2)
+    assert len(check_rollouts(it.rollouts, it.unroll_length)) == 2  # and made once
+
+
+def test_a_server_that_refuses_is_told_with_its_reason(tmp_path, caplog):
+    token = tmp_path / "token"
+    token.write_text("secret")
+    address = f"unix:{tmp_path}/server"
+    with learner(server_addresses=[address]), serving(address, security=Security(token_file=token)):
+        wait_until(lambda: "ended the call: The token must be this end's" in caplog.text)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_socket_is_not_called(tmp_path, caplog):
+    address = f"unix:{tmp_path}/server"
+    with serving(address):
+        wait_until((tmp_path / "server").exists)
+        os.chown(tmp_path / "server", 12345, 12345)
+        with learner(server_addresses=[address]) as it:
+            wait_until(lambda: "belongs to another user; it is not called" in caplog.text)
+            assert it.gateways.num_streams == 0
 
 
 def test_a_gateway_takes_as_many_streams_as_it_may():

@@ -140,6 +140,14 @@ def array(dtype, shape) -> bytes:
     return message.SerializeToString()
 
 
+def wide(number) -> bytes:
+    message = pb.EnvironmentMessage.FromString(encode_hello(Hello("x", 1, NESTED)))
+    empty = pb.NestSpec(sequence=pb.SequenceSpec())
+    wide = pb.NestSpec(sequence=pb.SequenceSpec(items=[empty] * number))
+    message.hello.observation.CopyFrom(wide)
+    return message.SerializeToString()
+
+
 def deep(depth) -> bytes:
     message = pb.EnvironmentMessage.FromString(encode_hello(Hello("x", 1, NESTED)))
     spec = pb.NestSpec(array=pb.ArraySpec(dtype="bool"))
@@ -165,11 +173,22 @@ def deep(depth) -> bytes:
         (array("uint8", [0]), "none of them 0, got \\[0\\]"),
         (array("uint8", [2**31, 2**31]), "rows of one step may have 1000 bytes, 1 environments"),
         (deep(17), "may be nested 16 deep"),
+        (wide(1024), "may have 1024 nests, got more"),
+        (hello_with(num_streams=65), "num_streams must be at most 64, got 65"),
+        (bytes(2 << 20), "The first message may have 1048576 bytes, got 2097152"),
     ],
 )
 def test_a_bad_hello_is_refused_with_a_sentence(data, sentence):
     with pytest.raises(Refused, match=sentence):
         decode_hello(data, max_row_bytes=1000)
+
+
+def test_nothing_of_a_hello_is_looked_at_before_its_token():
+    def check(token):
+        raise Refused("UNAUTHENTICATED", f"not {token}")
+
+    with pytest.raises(Refused, match="not mine"):
+        decode_hello(hello_with(version=9, num_envs=0, token="mine"), check_token=check)
 
 
 def step_with(**changes) -> bytes:
@@ -206,6 +225,8 @@ NAN = np.full(2, np.nan, np.float32).tobytes()
         (step_with(done=[True, False]), "In the first Step of a stream every done must be true"),
         (step_with(episode_step=[0, 2**32 - 1]), "episode_step must be at most 2147483647"),
         (step_with(truncated=[True]), "must have 2 of truncated"),
+        (b"\x12\x28" + 20 * b"\x0a\x00", "A Step may have 18 fields here, got more"),
+        (b"\x12\x28" + 20 * b"\x38\x00", "A Step may have 18 fields here, got more"),
     ],
 )
 def test_a_bad_step_is_refused_with_a_sentence(data, sentence):

@@ -23,7 +23,7 @@ from libtorchbeast.rpc.server import EnvironmentServer
 from tests.certificates import Certificates
 from tests.counting import NUM_ACTIONS, counting_group
 from tests.remote import learner
-from tests.threads import run_in_threads
+from tests.threads import run_in_threads, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -187,15 +187,13 @@ def test_a_server_of_environments_wants_the_token_of_who_dials(certificates, tok
     )
     with run_in_threads(lambda: server.run(addresses.append)):
         try:
-            while not addresses:
-                server._stopped.wait(0.01)
+            wait_until(lambda: bool(addresses))
             right = Security(tls_ca=certificates.path("ca.pem"), token_file=token)
             with learner(server_addresses=addresses, security=right) as it:
                 it.wait_for_rollouts(1)
             wrong = dataclasses.replace(right, token_file=None)
             with learner(server_addresses=addresses, security=wrong) as it:
-                while "The token must be this end's, got none" not in caplog.text:
-                    server._stopped.wait(0.01)
+                wait_until(lambda: "The token must be this end's, got none" in caplog.text)
                 assert it.gateways.num_streams == 0
         finally:
             server.stop()

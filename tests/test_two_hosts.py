@@ -17,7 +17,7 @@ from tests.training import (
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 
 CABLE_PULLED_S = 20.0
-MORE_THAN_IS_ON_ITS_WAY = 1000  # steps: 16 open rollouts of 20, and those in the queue
+MORE_THAN_IS_ON_ITS_WAY = 1500  # steps: 32 open rollouts of 20, and those in the queue
 
 
 @pytest.fixture

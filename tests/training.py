@@ -1,8 +1,10 @@
 """Training runs as their users start them, for the tests of both beasts."""
 
 import csv
+import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -124,10 +126,19 @@ class RemoteEnvironments(Background):
 
 
 def mean_return(training: Training) -> float:
-    """The newest; of no episode it is less than any."""
+    """The newest, of 100 episodes; of fewer, which may be luck, it is less than any."""
     path = training.folder / "logs.csv"
     rows = read_logs(training.folder) if path.exists() else []
-    return float(rows[-1].get("mean_episode_return") or "-inf") if rows else float("-inf")
+    if not rows or int(rows[-1].get("episodes") or 0) < 100:
+        return -math.inf
+    return float(rows[-1]["mean_episode_return"])
+
+
+def learn(module, savedir, bar, *args):
+    """Train until the mean return is above the bar; fails if the run is over before."""
+    with Training(module, savedir, *args, cwd=ROOT) as training:
+        training.wait_for(lambda: mean_return(training) > bar, f"mean return above {bar}")
+        assert training.end(signal.SIGTERM) == 0
 
 
 def final_return(folder):

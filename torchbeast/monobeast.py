@@ -41,7 +41,7 @@ from torchbeast.core.tree import map_tree
 from torchbeast.core.weights import SharedWeights
 from torchbeast.envs import Environments, Row, make_envs
 from torchbeast.errors import UsageError
-from torchbeast.models import AgentState, make_model
+from torchbeast.models import AgentState, as_output, make_model
 from torchbeast.report import log_to_terminal
 from torchbeast.training import UPDATE_S, Run, run_training
 
@@ -195,6 +195,7 @@ def fill_rollouts(
             rollouts.store(row, index, t)
             inputs = map_tree(lambda x: torch.from_numpy(x).unsqueeze(0), row)  # [T=1, E, ...]
             output, state = model(inputs, state)
+            output = as_output(output)
             rollouts.action[index, t] = output["action"][0]
             rollouts.policy_logits[index, t] = output["policy_logits"][0]
             row = envs.step(output["action"][0].numpy())

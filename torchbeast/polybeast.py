@@ -23,8 +23,6 @@ class Flags(polybeast_learner.Flags):
     """E: environments in a group; they step together."""
     pipes_basename: str = "unix:/tmp/polybeast"
     """Not needed here: environments on this machine use shared memory."""
-    env_timeout_s: float = 120.0
-    """A process that takes no step for so long is killed and started anew."""
 
     @property
     def num_groups(self) -> int:
@@ -36,7 +34,7 @@ class Flags(polybeast_learner.Flags):
 
     def validate(self) -> None:
         super().validate()
-        self.require_positive("num_servers", "num_groups", "envs_per_actor", "env_timeout_s")
+        self.require_positive("num_servers", "num_groups", "envs_per_actor")
 
 
 def open_source(flags: Flags) -> Source:

@@ -8,9 +8,11 @@
 Each server is a process; this one watches over them until Ctrl-C or SIGTERM.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from libtorchbeast.rpc.environments import CANNOT_WORK, EnvironmentsConfig
 from libtorchbeast.rpc.security import Security, server_address
 from libtorchbeast.workers import describe_exit, kill_group, start_helper
 from torchbeast.core.signals import StopRequest
-from torchbeast.envs import EnvOptions, check_env
+from torchbeast.envs import EnvOptions, check_env, make_envs
 from torchbeast.errors import UsageError
 
 logger = logging.getLogger("torchbeast")
@@ -35,11 +37,9 @@ HEALTHY_S = 30.0  # who lived so long starts anew at once
 
 
 @dataclass(frozen=True)
-class Flags(Security):
+class Flags(EnvOptions, Security):
     """Run environments for a PolyBeast learner elsewhere."""
 
-    env: str = "PongNoFrameskip-v4"
-    """Gymnasium id, Catch, Memory, Mock, or package.module:factory."""
     pipes_basename: str = "unix:/tmp/polybeast"
     """Server i listens at <pipes_basename>.<i>; with host:port, at the ports from there on."""
     connect: str | None = None
@@ -48,21 +48,10 @@ class Flags(Security):
     """Processes."""
     envs_per_server: int = 16
     """Environments of a process. One half steps while the agent thinks about the other."""
-    seed: int = 1
-    """Of the environments."""
-    noop_max: int = 30
-    """Atari: at most this many no-ops at the start of an episode."""
-    fire_reset: bool = True
-    """Atari: press FIRE at the start, in games that have it."""
-    episodic_life: bool = False
-    """Atari: a lost life ends the episode for the learner (returns stay the game's)."""
-    sticky_actions: float | None = None
-    """Atari: probability to repeat the last action; None: what the id says."""
-
-    @property
-    def env_options(self) -> EnvOptions:
-        names = [field.name for field in dataclasses.fields(EnvOptions)]
-        return EnvOptions(**{name: getattr(self, name) for name in names})
+    env_timeout_s: float = 120.0
+    """A process whose environments take longer for one step is ended and started anew."""
+    seed: int | None = None
+    """Of the environments. None: another one at each start, and so on each machine."""
 
     @property
     def num_streams(self) -> int:
@@ -77,7 +66,7 @@ class Flags(Security):
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
-        for name in ("num_servers", "envs_per_server"):
+        for name in ("num_servers", "envs_per_server", "env_timeout_s"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
         check_env(self.env)
@@ -88,6 +77,7 @@ class Flags(Security):
                 check(address)
         except ValueError as error:
             raise UsageError(str(error)) from error
+        make_envs(self.env_options, num_envs=1).close()  # better one sentence here than ten there
 
 
 @dataclass
@@ -127,21 +117,24 @@ class Servers:
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
         for process in running:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                kill_group(process)
-                process.wait(STOP_S)
+            kill_group(process)  # and whatever its environments had started
+            process.wait(STOP_S)
 
     def _start(self, server: ServerProcess) -> None:
         # New seeds at each start, or environments would live through the same bad luck again.
         number = server.number + self._flags.num_servers * server.num_starts
+        seed = self._flags.seed
+        if seed is None:
+            seed = random.SystemRandom().randrange(2**31)
         config = EnvironmentsConfig(
             factory="torchbeast.envs.registry:make_group",
             factory_options=dataclasses.asdict(self._flags.env_options),
             num_envs=self._flags.envs_per_server // self._flags.num_streams,
             num_streams=self._flags.num_streams,
-            seed=(self._flags.seed + 1_000_003 * number) % 2**31,
+            seed=(seed + 1_000_003 * number) % 2**31,
+            env_timeout_s=self._flags.env_timeout_s,
             address=self._flags.address(server.number),
             dial=self._flags.connect is not None,
             name=f"{self._flags.env} {server.number}",
@@ -155,6 +148,7 @@ class Servers:
     def _mend(self, server: ServerProcess, now: float) -> None:
         assert server.process is not None
         code = server.process.returncode
+        kill_group(server.process)  # what its environments had started
         server.process = None
         if code == CANNOT_WORK:
             self.cannot_work = True

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import libtorchbeast
 import nest
-from libtorchbeast.rpc.security import Limits, Security, server_address
+from libtorchbeast.rpc.security import Address, Limits, Security, server_address
 from libtorchbeast.specs import ROW_FIELDS
 from torchbeast.core.actor_model import ActorModel
 from torchbeast.core.evaluate import evaluate
@@ -39,8 +39,9 @@ from torchbeast.core.memory import keep_freed_memory
 from torchbeast.core.seeding import seed_everything
 from torchbeast.core.stats import RunningStats
 from torchbeast.core.threads import BusyClock, Threads
+from torchbeast.core.trace import Trace
 from torchbeast.errors import UsageError
-from torchbeast.models import make_model
+from torchbeast.models import as_output, make_model
 from torchbeast.models.net import Net
 from torchbeast.report import log_to_terminal
 from torchbeast.sources import RemoteEnvironments, Source
@@ -63,7 +64,6 @@ POLL_S = 0.1  # how soon the main thread sees a signal, a dead worker, the end
 GOOD_INFERENCE_BATCH = 16  # rows worth waiting a little for: below, weights move, not frames
 INFERENCE_PATIENCE_MS = 5
 MAX_INFERENCE_BATCH = 1024
-PROFILE_S = 3.0
 MAX_DEFAULT_SERVERS = 64  # a server that is not there is asked again now and then
 
 
@@ -74,7 +74,7 @@ class Flags(TrainingFlags, Security):
     pipes_basename: str = "unix:/tmp/polybeast"
     """Dial the environment servers at <pipes_basename>.0, .1, ..., if nothing else is said."""
     num_actors: int | None = None
-    """How many of them to dial; None: all that turn up."""
+    """How many of them to dial; None: all unix sockets that turn up, 64 at most."""
     server_addresses: str = ""
     """Dial these environment servers instead: host:port,host:port,..."""
     listen: str = ""
@@ -83,6 +83,9 @@ class Flags(TrainingFlags, Security):
     """Processes that end these connections."""
     connections_per_s: float = Limits().connections_per_s
     """New connections that one host may open to each of them, after a burst."""
+
+    env_timeout_s: float = 120.0
+    """Environments that take no step for so long are given up; started anew if they are ours."""
 
     num_inference_threads: int = max(1, num_cores() // 8)
     """Threads that run the agent on batches of rows."""
@@ -115,13 +118,18 @@ class Flags(TrainingFlags, Security):
 
     @property
     def limits(self) -> Limits:
-        return Limits(connections_per_s=self.connections_per_s)
+        return Limits(connections_per_s=self.connections_per_s, step_s=self.env_timeout_s)
 
     @property
     def default_servers(self) -> list[str]:
         """Those of `polybeast_env` on this machine, unless environments dial in."""
         if self.listen:
             return []
+        if self.num_actors is None and not Address.parse(self.pipes_basename).path:
+            raise UsageError(
+                f"With --pipes_basename {self.pipes_basename} give --num_actors, the number of "
+                "servers from there on, or name them all with --server_addresses."
+            )
         number = self.num_actors or MAX_DEFAULT_SERVERS
         return [server_address(self.pipes_basename, i) for i in range(number)]
 
@@ -134,9 +142,14 @@ class Flags(TrainingFlags, Security):
     def validate(self) -> None:
         super().validate()
         self.require_positive("num_inference_threads", "num_learner_threads", "num_gateways")
-        self.require_positive("connections_per_s")
+        self.require_positive("connections_per_s", "env_timeout_s")
         if self.num_actors is not None:
             self.require_positive("num_actors")
+        try:
+            for address in self.dial:
+                self.check_dialing(address)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         for name in ("learner_device", "actor_device"):
             try:
                 device = self.find_device(getattr(self, name))
@@ -177,7 +190,8 @@ def inference(
                 row, agent_state = to_device(batch.get_inputs(), device)
                 with use(model) as (net, version):
                     output, agent_state = net(dict(zip(ROW_FIELDS, row, strict=False)), agent_state)
-                    if isinstance(output, dict):
+                    if isinstance(model, ActorModel) or isinstance(output, dict):
+                        output = as_output(output)
                         versions = torch.full(output["action"].shape, version, dtype=torch.int64)
                         output = (output["action"], output["policy_logits"], versions)
                     answer = to_device((output, agent_state), torch.device("cpu"))  # and waits
@@ -343,15 +357,20 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         Threads("actor-pool", 1, pool.run, finished),
     ]
     stages = Stages(learner.stats, pool, learner_queue, inference_batcher)
+    trace = Trace(flags.rundir / "trace.json") if flags.write_profiler_trace else None
+    first_version = learner.version
     try:
         # After a resume the environments must not live through the same episodes again.
         source.start(pool, first_seed=flags.seed + 1_000_003 * learner.version)
-        with profiler(flags):
-            while not finished.is_set() and not run.told_to_stop:
-                source.poll()
-                stages.look()
-                run.tick()
-                finished.wait(POLL_S)
+        while not finished.is_set() and not run.told_to_stop:
+            source.poll()
+            stages.look()
+            if trace is not None and learner.version > first_version:
+                trace.record()
+            run.tick()
+            finished.wait(POLL_S)
+        if trace is not None:
+            trace.close()
     finally:
         finished.set()
         learner_queue.close()
@@ -383,45 +402,18 @@ class Stages:
             for who in ("environments", "agent", "learner")
         }
         self._before = counts
-        total = sum(waits.values()) or 1.0
+        total = sum(waits.values())  # 0 if no wait has ended since the last look
         self._stats.observe(
             {
                 "learner_queue_size": self._learner_queue.size(),
                 "inference_queue_size": self._batcher.size(),
                 "num_actors": self._pool.num_actors(),
-                **{name: seconds / total for name, seconds in waits.items()},
+                **{name: seconds / total for name, seconds in waits.items() if total > 0},
             }
         )
         padded = int(counts["padded_rollouts"])
         self._stats.count("padded_rollouts", padded - self._padded)
         self._padded = padded
-
-
-@contextmanager
-def profiler(flags: Flags) -> Iterator[None]:
-    """Record what all threads do for a while, if --write_profiler_trace is given."""
-    if not flags.write_profiler_trace:
-        yield
-        return
-    all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    profile = torch.profiler.profile(experimental_config=all_threads)
-    path = flags.rundir / "trace.json"
-
-    def write() -> None:
-        profile.stop()
-        profile.export_chrome_trace(str(path))
-        logger.info("A trace is in %s.", path)
-
-    profile.start()
-    timer = threading.Timer(PROFILE_S, write)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join(UPDATE_S)
-        if not path.exists():
-            write()
 
 
 def open_source(flags: Flags) -> Source:
@@ -433,6 +425,7 @@ def open_source(flags: Flags) -> Source:
         Security.of(flags),
         flags.num_gateways,
         flags.limits,
+        rows_per_rollout=flags.unroll_length + 1,
     )
 
 

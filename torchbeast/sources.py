@@ -104,8 +104,14 @@ class RemoteEnvironments:
         security: Security,
         num_gateways: int = 1,
         limits: Limits | None = None,
+        rows_per_rollout: int = 1,
     ) -> None:
         spec, num_actions = (None, None) if options.env == REMOTE else look_at(options)
+        plain = EnvOptions(options.env)
+        for field in dataclasses.fields(options):
+            if getattr(options, field.name) != getattr(plain, field.name):
+                logger.warning("--%s is not told to environments elsewhere; give it to "
+                               "polybeast_env.", field.name)  # fmt: skip
         try:
             self._gateways = Gateways(
                 spec=spec,
@@ -115,6 +121,7 @@ class RemoteEnvironments:
                 security=security,
                 num_gateways=num_gateways,
                 limits=limits,
+                rows_per_rollout=rows_per_rollout,
             )
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error

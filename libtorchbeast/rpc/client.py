@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from libtorchbeast.environments import Environments, Row
 from libtorchbeast.rpc.connection import BackOff, Connection, LearnerGone
 from libtorchbeast.rpc.messages import Hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.server import introduce
-from libtorchbeast.rpc.single import Environments, Row, without_truncation
+from libtorchbeast.rpc.single import without_truncation
 from libtorchbeast.rpc.steps import ActionsReader, encode_step
 
 logger = logging.getLogger("torchbeast")

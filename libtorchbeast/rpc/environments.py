@@ -4,7 +4,7 @@ Started by `torchbeast.polybeast_env` as `python -m libtorchbeast.rpc.environmen
 imports no torch.
 """
 
-import importlib
+import contextlib
 import itertools
 import json
 import logging
@@ -12,16 +12,18 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from libtorchbeast.environments import Environments, Row, make_environments
 from libtorchbeast.rpc.client import EnvironmentClient
 from libtorchbeast.rpc.messages import Refused
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.server import EnvironmentServer
-from libtorchbeast.rpc.single import Environments
 from libtorchbeast.worker import exit_if_orphaned, set_up_process
 
 CANNOT_WORK = 3  # exit code: somebody has to mend something before another start makes sense
@@ -40,6 +42,8 @@ class EnvironmentsConfig:
     num_streams: int
     """Each with `num_envs` environments."""
     seed: int
+    env_timeout_s: float
+    """The process ends itself when making, resetting or stepping environments takes longer."""
     address: str
     dial: bool
     """Whether to dial the address, or to listen there."""
@@ -55,26 +59,71 @@ class EnvironmentsConfig:
         return cls(**json.loads(text))
 
 
+class Watch:
+    """Knows what environments are busy with, and since when."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, tuple[float, str]] = {}  # of each thread
+
+    @contextlib.contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        self._since[threading.get_ident()] = (time.monotonic(), what)
+        try:
+            yield
+        finally:
+            del self._since[threading.get_ident()]
+
+    def exit_if_busy_for(self, seconds: float) -> None:
+        """Nobody can end a thread; whoever started the process starts it anew."""
+        for since, what in list(self._since.values()):
+            if time.monotonic() - since > seconds:
+                print(f"error: {what} took more than {seconds:g} s (--env_timeout_s).",
+                      file=sys.stderr, flush=True)  # fmt: skip
+                os._exit(1)
+
+
+class WatchedEnvironments:
+    """Environments whose every call is watched."""
+
+    def __init__(self, environments: Environments, watch: Watch) -> None:
+        self._environments = environments
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environments, name)
+
+    def reset(self) -> Row:
+        with self._watch.busy("A reset"):
+            return self._environments.reset()
+
+    def step(self, actions: Any) -> Row:
+        with self._watch.busy("A step"):
+            return self._environments.step(actions)
+
+
 def run(config: EnvironmentsConfig) -> None:
     """Until SIGTERM."""
-    module, _, name = config.factory.partition(":")
-    factory = getattr(importlib.import_module(module), name)
     seeds = itertools.count(config.seed, config.num_envs)
+    watch = Watch()
 
-    def make_environments(knows_truncation: bool = True) -> Environments:
-        return factory(num_envs=config.num_envs, seed=next(seeds) % 2**31, **config.factory_options)
+    def make(knows_truncation: bool = True) -> Any:
+        with watch.busy("Making the environments"):
+            environments = make_environments(
+                config.factory, config.num_envs, next(seeds) % 2**31, **config.factory_options
+            )
+        return WatchedEnvironments(environments, watch)
 
     security = Security.from_json(config.security)
     players: list[EnvironmentClient | EnvironmentServer]
     if config.dial:
         players = [
-            EnvironmentClient(make_environments, config.address, config.name, security)
+            EnvironmentClient(make, config.address, config.name, security)
             for _ in range(config.num_streams)
         ]
     else:
         players = [
             EnvironmentServer(
-                make_environments,
+                make,
                 config.address,
                 config.name,
                 security,
@@ -89,11 +138,12 @@ def run(config: EnvironmentsConfig) -> None:
     signal.signal(signal.SIGTERM, stop)
     ended = threading.Event()
 
-    def watch_parent() -> None:
+    def look_around() -> None:
         while not ended.wait(LOOK_AROUND_S):
             exit_if_orphaned(config.parent)
+            watch.exit_if_busy_for(config.env_timeout_s)
 
-    watcher = threading.Thread(target=watch_parent, name="parent", daemon=True)
+    watcher = threading.Thread(target=look_around, name="watcher", daemon=True)
     watcher.start()
     executor = ThreadPoolExecutor(len(players), thread_name_prefix="player")
     try:

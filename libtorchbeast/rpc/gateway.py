@@ -10,14 +10,13 @@ fast, and some streams got nearly a hundred times as many turns as others.
 
 import asyncio
 import itertools
-import os
 import random
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -50,6 +49,8 @@ from libtorchbeast.rpc.security import (
     Limits,
     Security,
     check_token,
+    host_of,
+    is_ours,
     server_options,
 )
 from libtorchbeast.rpc.steps import StepReader, encode_actions
@@ -59,8 +60,11 @@ WATCH_S = 0.5  # how often streams are looked at for what takes too long
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between two calls of an address
 LOOK_FOR_SOCKET_S = 0.5
 SAME_TEXT_S = 60.0  # the same sentence is told once in so long
-MAX_TEXTS = 1000
+MAX_TEXTS = 100  # different ones, in so long
 STOP_S = 1.0
+
+# What an other end must do in time.
+INTRODUCE, STEP, READ = "introduced itself", "taken a step", "read its actions"
 
 Read = Callable[[], Awaitable[Any]]
 Write = Callable[[bytes], Awaitable[None]]
@@ -72,13 +76,16 @@ class Stream:
 
     peer: str
     task: asyncio.Task[Any] | None = None
-    deadline: float | None = None
+    deadlines: dict[str, float] = field(default_factory=dict)  # of what is expected
     ended_by: Refused | None = None
     num_steps: int = 0
 
-    def expect(self, seconds: float | None) -> None:
-        """What comes next must not take longer."""
-        self.deadline = None if seconds is None else time.monotonic() + seconds
+    def expect(self, what: str, seconds: float) -> None:
+        """The other end must do this in time."""
+        self.deadlines[what] = time.monotonic() + seconds
+
+    def has_done(self, what: str) -> None:
+        self.deadlines.pop(what, None)
 
     def end(self, why: Refused) -> None:
         if self.ended_by is None and self.task is not None:
@@ -138,13 +145,10 @@ class Gateway:
     def _report(self, text: str, peer: str, kind: str = "warning") -> None:
         """To the learner's log, but not the same sentence again and again."""
         now = time.monotonic()
-        if now - self._told.get(text, -SAME_TEXT_S) < SAME_TEXT_S:
-            return
-        self._told.pop(text, None)
-        self._told[text] = now
-        if len(self._told) > MAX_TEXTS:
-            self._told.pop(next(iter(self._told)))
-        self._tell(kind, text=text, peer=peer)
+        self._told = {text: at for text, at in self._told.items() if now - at < SAME_TEXT_S}
+        if text not in self._told and len(self._told) < MAX_TEXTS:
+            self._told[text] = now
+            self._tell(kind, text=text, peer=peer)
 
     def _hear(self) -> None:
         try:
@@ -169,27 +173,31 @@ class Gateway:
             self._tell("alive")
             now = time.monotonic()
             for stream in list(self._streams):
-                if stream.deadline is not None and stream.deadline < now:
-                    what = "read its actions" if stream.num_steps else "introduced itself"
-                    stream.end(
-                        Refused("DEADLINE_EXCEEDED", f"The other end has not {what} in time.")
-                    )
+                for what, deadline in stream.deadlines.items():
+                    if deadline < now:
+                        text = f"The other end has not {what} in time."
+                        stream.end(Refused("DEADLINE_EXCEEDED", text))
 
     # Streams.
 
     async def _play(self, stream: Stream, hello: Hello, read: Read, write: Write,
                     accept: bytes | None) -> None:  # fmt: skip
         """Carry rows and actions until the environments leave."""
-        stream.expect(None)
+        stream.has_done(INTRODUCE)
         lane = await self._lanes.acquire(hello)
         self._num_playing += 1
         self._tell("streams", number=self._num_playing)
+        self._report(f"{hello.name} joined, {hello.num_envs} in a stream.", stream.peer, "info")
+
+        async def send(data: bytes) -> None:
+            stream.expect(READ, self._limits.write_s)
+            await write(data)
+            stream.has_done(READ)
+
         try:
             if accept is not None:
-                stream.expect(self._limits.write_s)
-                await write(accept)
-                stream.expect(None)
-            await self._carry(stream, lane, read, write)
+                await send(accept)
+            await self._carry(stream, lane, read, send)
         except LaneClosed as error:
             raise learner_is_ending() from error
         finally:
@@ -205,7 +213,12 @@ class Gateway:
             last[...] = 0
         writing: asyncio.Task[None] | None = None
         try:
-            while (data := await read()) is not grpc.aio.EOF:
+            while True:
+                stream.expect(STEP, self._limits.step_s)
+                data = await read()
+                stream.has_done(STEP)
+                if data is grpc.aio.EOF:
+                    break
                 reader.read(data)
                 lane.send_rows()
                 if await self._lanes.wait_while(lane, AGENT) != ENVIRONMENT:
@@ -216,9 +229,7 @@ class Gateway:
                 if writing is not None:
                     await writing
                 # The answer may come before grpc says that all was sent: wait for both at once.
-                stream.expect(self._limits.write_s)
                 writing = asyncio.ensure_future(write(encode_actions(lane.actions)))
-                writing.add_done_callback(lambda _: stream.expect(None))
             if writing is not None:
                 await writing
         finally:
@@ -248,7 +259,7 @@ class Gateway:
         assert task is not None
         stream = Stream(context.peer(), task)
         self._streams.add(stream)
-        stream.expect(self._limits.handshake_s)
+        stream.expect(INTRODUCE, self._limits.handshake_s)
         refused = None
         try:
             if self._stopped.is_set():
@@ -259,11 +270,15 @@ class Gateway:
                     f"This gateway takes {self._limits.max_streams} streams, and all are in use.",
                 )
             self._rate.take(stream.peer)
+            self._check_strangers(stream.peer)
             data = await context.read()
             if data is grpc.aio.EOF:
                 return
-            hello = decode_hello(data, self._limits.max_message_bytes)
-            check_token(self._token, hello.token)
+            hello = decode_hello(
+                data,
+                self._limits.max_message_bytes,
+                check_token=lambda token: check_token(self._token, token),
+            )
             accept = encode_greeting(
                 Greeting("learner", knows_truncation=self._config.knows_truncation)
             )
@@ -287,6 +302,17 @@ class Gateway:
                 self._report(f"Environments were refused: {refused}", stream.peer)
             await context.abort(grpc.StatusCode[refused.code], status_text(str(refused)))
 
+    def _check_strangers(self, peer: str) -> None:
+        """Nobody may take all places without a word."""
+        host = host_of(peer)
+        silent = [stream for stream in self._streams if INTRODUCE in stream.deadlines]
+        strangers = [stream for stream in silent if host_of(stream.peer) == host]
+        if len(strangers) > max(1, self._limits.max_streams // 2):
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"{len(strangers)} streams from {host} have not introduced themselves; wait.",
+            )
+
     # Environments that listen.
 
     def _have_callers(self, address: str, number: int) -> None:
@@ -303,17 +329,27 @@ class Gateway:
         pause_s = FIRST_PAUSE_S
         path = Address.parse(address).path
         while not self._stopped.is_set():
-            if path and not os.path.exists(path):  # nobody to call, and nothing to say about it
+            if path and not self._is_there(path):
                 await asyncio.sleep(LOOK_FOR_SOCKET_S)
                 continue
             num_steps = await self._dial_once(address)
             pause_s = FIRST_PAUSE_S if num_steps else min(2 * pause_s, MAX_PAUSE_S)
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
 
+    def _is_there(self, path: str) -> bool:
+        """Whether somebody listens at a unix socket whom we may tell our token."""
+        try:
+            if is_ours(path):
+                return True
+        except OSError:
+            return False  # nobody, and nothing to say about it
+        self._report(f"The socket {path} belongs to another user; it is not called.", path)
+        return False
+
     async def _dial_once(self, address: str) -> int:
         """One call, from its start to its end; returns the number of steps."""
         stream = Stream(address)
-        stream.expect(self._limits.handshake_s)
+        stream.expect(INTRODUCE, self._limits.build_s)
         stream.task = asyncio.create_task(self._call(stream))
         self._streams.add(stream)
         try:
@@ -323,9 +359,7 @@ class Gateway:
         except EnvironmentFailed as error:
             self._report(printable_lines(str(error)), address, "environment_failed")
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-            what = "went away" if stream.num_steps else "cannot be reached yet"
-            self._report(f"The environments at {address} {what}: {details}", address, "info")
+            self._report_end(stream, error)
         except asyncio.CancelledError:
             stream.task.cancel()
             if stream.ended_by is None or self._stopped.is_set():
@@ -336,6 +370,19 @@ class Gateway:
         finally:
             self._streams.discard(stream)
         return stream.num_steps
+
+    def _report_end(self, stream: Stream, error: Exception) -> None:
+        """What a call ended with, as grpc tells it."""
+        address = stream.peer
+        if isinstance(error, grpc.aio.AioRpcError):
+            text = printable(error.details() or error.code().name)
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                self._report(f"The environments at {address} ended the call: {text}", address)
+                return
+        else:
+            text = str(error)
+        what = "went away" if stream.num_steps else "cannot be reached yet"
+        self._report(f"The environments at {address} {what}: {text}", address, "info")
 
     async def _call(self, stream: Stream) -> None:
         channel = self._security.aio_channel(stream.peer, self._limits.max_message_bytes)
@@ -348,12 +395,6 @@ class Gateway:
                 hello = decode_hello(data, self._limits.max_message_bytes)
                 self._have_callers(stream.peer, hello.num_streams)
                 await self._play(stream, hello, call.read, call.write, None)
-            code = await call.code()
-            if code != grpc.StatusCode.OK:
-                details = printable(await call.details() or code.name)
-                if code == grpc.StatusCode.UNAVAILABLE:
-                    raise asyncio.InvalidStateError(details)
-                raise Refused(code.name, details)
         finally:
             await channel.close()
 

@@ -23,7 +23,7 @@ from libtorchbeast.rpc.gateway_config import (
     GatewayConfig,
     allow_descriptors,
 )
-from libtorchbeast.rpc.messages import Refused, canonical, check_fit
+from libtorchbeast.rpc.messages import Refused, canonical, check_fit, row_bytes
 from libtorchbeast.rpc.security import Address, Limits, Security
 from libtorchbeast.specs import Spec
 from libtorchbeast.workers import describe_exit, kill_group, start_helper
@@ -36,6 +36,7 @@ RESTART_PAUSE_S = 1.0  # after a gateway that died soon after its start
 WAIT_SLICE_S = 0.1
 HANG_S = 30.0  # a gateway that says nothing for so long hangs
 MAX_GAP_S = 2.0  # more time between two polls is no sign of that
+MEMORY_SHARE = 0.5  # of this machine's, for rollouts of environments elsewhere
 
 
 @dataclass
@@ -73,13 +74,15 @@ class Gateways:
         limits: Limits | None = None,
         num_gateways: int = 1,
         knows_truncation: bool = True,
+        rows_per_rollout: int = 1,
         on_environment_error: Callable[[str], None] | None = None,
     ) -> None:
         """Starts them; ValueError or OSError with one sentence if that cannot work.
 
         `add_lane` may also be given later, to `start`; until then environments are kept waiting.
         Without a `spec` the first environments that introduce themselves decide. Each entry of
-        `server_addresses` gets one stream; an address may be there several times.
+        `server_addresses` gets a stream, or as many as the server there asks for; an address may be
+        there several times. `rows_per_rollout` says how much memory an environment takes.
         """
         self.spec = spec
         self.num_actions = num_actions or None
@@ -87,6 +90,7 @@ class Gateways:
         self._security = security or Security()
         self._limits = limits or Limits()
         self._knows_truncation = knows_truncation
+        self._rows_per_rollout = rows_per_rollout
         self._on_environment_error = on_environment_error
         self._is_closed = False
         self._polled_at = time.monotonic()
@@ -139,7 +143,7 @@ class Gateways:
             self._hear(gateway)
             if gateway.process.poll() is not None:
                 self._mend(gateway, describe_exit(gateway.process.returncode))
-            elif gateway.silent_s > HANG_S:
+            elif gateway.silent_s > (HANG_S if gateway.is_ready else START_S):
                 self._mend(gateway, f"said nothing for {gateway.silent_s:.0f} s")
             else:
                 self._grant(gateway)
@@ -325,27 +329,32 @@ class Gateways:
             return
         while gateway.wishes:
             wish = gateway.wishes.pop(0)
+            try:
+                answer = self._answer(gateway, wish)
+            except Refused as refusal:
+                answer = {"kind": "refuse", "code": refusal.code, "text": str(refusal)}
+            except (OSError, RuntimeError, MemoryError) as error:  # no descriptor or thread is left
+                logger.error("Environments are turned away, there is no lane for them: %s", error)
+                text = "The learner cannot take more environments now; wait."
+                answer = {"kind": "refuse", "code": "RESOURCE_EXHAUSTED", "text": text}
             assert gateway.control is not None
             try:
-                check_fit(
-                    self.spec, self.num_actions, Spec.from_json(wish["spec"]), wish["num_actions"]
-                )
-                lane = self._find_lane(gateway, wish["num_envs"])
-                gateway.lent.add(lane)
-                gateway.control.send(
-                    "lane",
-                    fd=lane.fd,
-                    id=wish["id"],
-                    spec=lane.spec.to_json(),
-                    num_actions=self.num_actions,
-                    num_envs=lane.num_envs,
-                )
-            except Refused as refusal:
-                code, text = refusal.code, str(refusal)
-                with contextlib.suppress(OSError):
-                    gateway.control.send("refuse", id=wish["id"], code=code, text=text)
+                gateway.control.send(id=wish["id"], **answer)
             except OSError:
                 return  # it has died; the next poll mends it
+
+    def _answer(self, gateway: _Gateway, wish: dict[str, Any]) -> dict[str, Any]:
+        """A lane for a gateway that wishes one, or `Refused`."""
+        check_fit(self.spec, self.num_actions, Spec.from_json(wish["spec"]), wish["num_actions"])
+        lane = self._find_lane(gateway, wish["num_envs"])
+        gateway.lent.add(lane)
+        return {
+            "kind": "lane",
+            "fd": lane.fd,
+            "spec": lane.spec.to_json(),
+            "num_actions": self.num_actions,
+            "num_envs": lane.num_envs,
+        }
 
     def _find_lane(self, gateway: _Gateway, num_envs: int) -> Lane:
         """A lane that no stream has; a new one if need be."""
@@ -364,14 +373,35 @@ class Gateways:
             )
         assert self.spec is not None
         assert self._add_lane is not None
+        self._check_memory(self.spec, num_envs)
         lane = Lane.create(self.spec, num_envs)
         lane.bell_fd = gateway.bell_write_fd
+        try:
+            self._add_lane(lane)
+        except BaseException:
+            lane.close()
+            raise
         gateway.lanes.append(lane)
-        self._add_lane(lane)
         return lane
+
+    def _check_memory(self, spec: Spec, num_envs: int) -> None:
+        """Rollouts of all environments, one in the making and one on its way each, must fit."""
+        others = sum(lane.num_envs for gateway in self._gateways for lane in gateway.lanes)
+        num_bytes = 2 * (others + num_envs) * self._rows_per_rollout * row_bytes(spec)
+        if num_bytes > MEMORY_SHARE * memory_bytes():
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"Rollouts of {num_envs} more environments would take the learner's memory: "
+                f"{num_bytes >> 20} MiB in all of {memory_bytes() >> 20}.",
+            )
 
     def _forget_closed(self, gateway: _Gateway) -> None:
         for lane in [lane for lane in gateway.lanes if lane.turn.state == CLOSED]:
             lane.release()
             gateway.lanes.remove(lane)
             gateway.lent.discard(lane)
+
+
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,9 +7,7 @@ that somebody waits for.
 
 import asyncio
 import contextlib
-import itertools
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +27,7 @@ class LanePool:
         """`ask(id=..., num_envs=..., ...)` asks the learner for a lane."""
         self._bell_fd = bell_fd
         self._ask = ask
-        self._free: dict[int, list[Lane]] = defaultdict(list)  # by num_envs
+        self._free: list[Lane] = []
         self._asked: dict[int, asyncio.Future[Lane]] = {}
         self._num_asked = 0
         self._waiting: dict[Lane, tuple[Any, asyncio.Future[Any]]] = {}
@@ -68,7 +66,7 @@ class LanePool:
     def release(self, lane: Lane) -> None:
         """The stream is over, whatever it left behind."""
         lane.turn.abandon()
-        self._free[lane.num_envs].append(lane)
+        self._free.append(lane)
 
     async def wait_while(self, lane: Lane, state: Any) -> Any:
         """The lane's first other state."""
@@ -89,7 +87,7 @@ class LanePool:
         lane.release()  # the memory stays mapped, and descriptors are scarce
         future = self._asked.get(id)
         if future is None or future.done():
-            self._free[num_envs].append(lane)  # who asked for it has left
+            self._free.append(lane)  # who asked for it has left
         else:
             future.set_result(lane)
 
@@ -100,21 +98,21 @@ class LanePool:
 
     def _take_free(self, num_envs: int) -> Lane | None:
         """One that can be had at once if there is one, else one that will be free soon."""
-        lanes = self._free[num_envs]
-        for lane in [lane for lane in lanes if lane.turn.state == CLOSED]:
-            lanes.remove(lane)
+        self._free = [lane for lane in self._free if lane.turn.state != CLOSED]
+        lanes = [lane for lane in self._free if lane.num_envs == num_envs]
         if not lanes:
             return None
         lane = min(lanes, key=lambda lane: lane.turn.state == GONE)
-        lanes.remove(lane)
+        self._free.remove(lane)
         return lane
 
     async def _new_lane(self, hello: Hello) -> Lane:
         """Asked of the learner, in exchange for a free one of another size if there is one."""
-        close_free_lane(itertools.chain(*self._free.values()))
+        close_free_lane(self._free)
         self._num_asked += 1
         id = self._num_asked
-        self._asked[id] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
+        self._asked[id] = granted
         self._ask(
             id=id,
             num_envs=hello.num_envs,
@@ -123,9 +121,13 @@ class LanePool:
         )
         try:
             async with asyncio.timeout(GRANT_S):
-                return await self._asked[id]
+                return await granted
         except TimeoutError as error:
             raise Refused("UNAVAILABLE", "The learner is not ready yet; try again.") from error
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                self._free.append(granted.result())  # it came at the moment when who asked left
+            raise
         finally:
             del self._asked[id]
 

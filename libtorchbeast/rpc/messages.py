@@ -1,6 +1,7 @@
 """The handshake's messages (env.proto) to and from the wire, with every limit that they obey."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,9 @@ ENVIRONMENTS_METHOD = ("torchbeast.v1.Environments", "Play")
 
 _INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 DTYPES = frozenset(["bool", *_INTEGERS, "float16", "float32", "float64"])
+MAX_HANDSHAKE_BYTES = 1 << 20
 MAX_LEAVES = 256
+MAX_NESTS = 1024
 MAX_DEPTH = 16
 MAX_DIMENSIONS = 8
 MAX_NUM_ENVS = 1 << 16
@@ -74,15 +77,23 @@ def encode_hello(hello: Hello) -> bytes:
     return pb.EnvironmentMessage(hello=message).SerializeToString()
 
 
-def decode_hello(data: bytes, max_row_bytes: int = 1 << 40) -> Hello:
-    """Raises `Refused`, or `EnvironmentFailed` if that is what came instead."""
-    message = parse(pb.EnvironmentMessage, data)
+def decode_hello(
+    data: bytes,
+    max_row_bytes: int = 1 << 40,
+    check_token: Callable[[str], None] = lambda token: None,
+) -> Hello:
+    """Raises `Refused`, or `EnvironmentFailed` if that is what came instead.
+
+    Whoever has no token gets nothing done here: `check_token` is called before anything else.
+    """
+    message = _parse_handshake(pb.EnvironmentMessage, data)
     kind = message.WhichOneof("message")
     if kind == "failure":
         raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
     if kind != "hello":
         raise invalid(f"The first message must be a Hello, got {kind or 'an empty one'}.")
     hello = message.hello
+    check_token(hello.token)
     _check_version(hello.version)
     if not 1 <= hello.num_envs <= MAX_NUM_ENVS:
         raise invalid(f"num_envs must be from 1 to {MAX_NUM_ENVS}, got {hello.num_envs}.")
@@ -127,7 +138,7 @@ def encode_greeting(greeting: Greeting) -> bytes:
 
 
 def decode_greeting(data: bytes) -> Greeting:
-    message = parse(pb.AgentMessage, data)
+    message = _parse_handshake(pb.AgentMessage, data)
     kind = message.WhichOneof("message")
     if kind != "greeting":
         raise invalid(f"The first message must be a Greeting, got {kind or 'an empty one'}.")
@@ -139,6 +150,15 @@ def decode_greeting(data: bytes) -> Greeting:
 def encode_failure(text: str) -> bytes:
     # A traceback's end says most.
     return pb.EnvironmentMessage(failure=pb.Failure(text=text[-MAX_TEXT:])).SerializeToString()
+
+
+def _parse_handshake(message_class: Any, data: bytes) -> Any:
+    if len(data) > MAX_HANDSHAKE_BYTES:
+        raise Refused(
+            "RESOURCE_EXHAUSTED",
+            f"The first message may have {MAX_HANDSHAKE_BYTES} bytes, got {len(data)}.",
+        )
+    return parse(message_class, data)
 
 
 def parse(message_class: Any, data: bytes) -> Any:
@@ -230,10 +250,13 @@ def _nest_to_message(spec: Any) -> pb.NestSpec:
 
 
 def _nest_from_message(message: pb.NestSpec, name: str) -> Any:
-    num_leaves = 0
+    num_nests = num_leaves = 0
 
     def convert(message: pb.NestSpec, depth: int) -> Any:
-        nonlocal num_leaves
+        nonlocal num_nests, num_leaves
+        num_nests += 1
+        if num_nests > MAX_NESTS:
+            raise invalid(f"The spec of the {name} may have {MAX_NESTS} nests, got more.")
         kind = message.WhichOneof("kind")
         if kind is None:
             raise invalid(f"The spec of the {name} has a nest without a kind; see NestSpec.")

@@ -227,7 +227,11 @@ class Limits:
     connections_at_once: int = 1024
     """New streams from one host, in a burst."""
     handshake_s: float = 20.0
-    """Until the other end must have introduced itself."""
+    """Until somebody who dialled must have introduced himself."""
+    build_s: float = 600.0
+    """Until environments that we dialled must have: they are made first."""
+    step_s: float = 600.0
+    """Until environments must have taken a step."""
     write_s: float = 60.0
     """Until the other end must have read what was sent to it."""
     keepalive_s: float = 10.0
@@ -248,6 +252,16 @@ def check_token(expected: str, given: str) -> None:
         )
 
 
+def host_of(peer: str) -> str:
+    """The host of a peer, as grpc names it."""
+    return peer if peer.startswith("unix") else peer.rpartition(":")[0]
+
+
+def is_ours(path: str) -> bool:
+    """Whether a unix socket belongs to this user or to root: others may be anybody."""
+    return os.stat(path).st_uid in (os.geteuid(), 0)
+
+
 class ConnectionRate:
     """Counts what each host opens; a bucket a host, which refills as time passes."""
 
@@ -257,7 +271,7 @@ class ConnectionRate:
 
     def take(self, peer: str) -> None:
         """Raise `Refused` if this peer (as grpc names it) opens too many streams."""
-        host = peer if peer.startswith("unix") else peer.rpartition(":")[0]
+        host = host_of(peer)
         now = time.monotonic()
         tokens, then = self._buckets.pop(host, (float(self._limits.connections_at_once), now))
         rate = self._limits.connections_per_s
@@ -299,6 +313,7 @@ def _message_options(max_message_bytes: int) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.http2.max_frame_size", 1 << 20),  # pieces of 16 KiB take both ends more time
     ]
 
 

@@ -1,15 +1,19 @@
 """Environments that listen: a learner dials, and each of its streams gets environments of its own.
 
+One event loop serves all streams and steps their environments in turn, as a worker does: while one
+group steps, grpc's own threads move the others' messages. With a thread for each stream the server
+was a tenth slower, for the interpreter lock that they took from each other.
+
 grpc is imported where it is used: `Server` may be made before a fork and run after it.
 """
 
-import threading
-import time
+import asyncio
+import contextlib
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
+from libtorchbeast.environments import Environments
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
     Hello,
@@ -26,13 +30,12 @@ from libtorchbeast.rpc.security import (
     check_token,
     server_options,
 )
-from libtorchbeast.rpc.single import Environments, SingleEnv, without_truncation
+from libtorchbeast.rpc.single import SingleEnv, without_truncation
 from libtorchbeast.rpc.steps import ActionsReader, encode_step
 from libtorchbeast.specs import ArraySpec, Spec, spec_of
 
-MAX_STREAMS = 64  # each has environments and a thread of its own
+MAX_STREAMS = 64  # each has environments of its own
 STOP_S = 1.0
-WATCH_S = 0.5
 
 MakeEnvironments = Callable[[bool], Environments]
 
@@ -59,21 +62,26 @@ class EnvironmentServer:
         self._num_streams = num_streams
         self._security = security or Security()
         self._limits = limits or Limits(max_streams=MAX_STREAMS)
-        self._stopped = threading.Event()
-        self._lock = threading.Lock()
-        self._greeting_since: dict[Any, float] = {}  # streams whose learner has not yet spoken
+        self._is_stopped = False
+        self._wake: Callable[[], None] = lambda: None
         self._security.check_listening(server_address)
         self.server_address = server_address
 
     def run(self, on_listening: Callable[[str], None] | None = None) -> None:
         """Serve until `stop()`. OSError with one sentence if the address cannot be had."""
-        import grpc
+        asyncio.run(self._run(on_listening))
+
+    def stop(self) -> None:
+        """Let `run()` return; from any thread, also before it was called."""
+        self._is_stopped = True
+        self._wake()
+
+    async def _run(self, on_listening: Callable[[str], None] | None) -> None:
+        import grpc.aio
 
         self._rate = ConnectionRate(self._limits)
         self._token = self._security.read_token()
-        executor = ThreadPoolExecutor(self._limits.max_streams, thread_name_prefix="stream")
-        server = grpc.server(
-            executor,
+        server = grpc.aio.server(
             options=server_options(self._limits),
             maximum_concurrent_rpcs=self._limits.max_streams,
         )
@@ -83,74 +91,74 @@ class EnvironmentServer:
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
         self.server_address = self._security.add_port(server, self.server_address)
-        server.start()
+        await server.start()
         try:
             if on_listening is not None:
                 on_listening(self.server_address)
-            while not self._stopped.wait(WATCH_S):
-                self._end_silent_streams()
+            await self._until_stopped()
         finally:
-            server.stop(STOP_S).wait(2 * STOP_S)
-            executor.shutdown(wait=False, cancel_futures=True)
+            await server.stop(STOP_S)
 
-    def stop(self) -> None:
-        """Let `run()` return; from any thread, also before it was called."""
-        self._stopped.set()
+    async def _until_stopped(self) -> None:
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(stopped.set)
+        if not self._is_stopped:  # looked at after `_wake` is there: no call of stop() is missed
+            await stopped.wait()
+        self._wake = lambda: None
 
-    def _end_silent_streams(self) -> None:
-        deadline = time.monotonic() - self._limits.handshake_s
-        with self._lock:
-            silent = [c for c, since in self._greeting_since.items() if since < deadline]
-        for context in silent:
-            context.cancel()
-
-    def _play(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """One stream, in a thread of its own."""
-        import grpc
+    async def _play(self, requests: Any, context: Any) -> None:
+        """One stream."""
+        import grpc.aio
 
         try:
             self._rate.take(context.peer())
-            knows_truncation = self._greet(requests, context)
-            if knows_truncation is None:
-                return
-            yield from self._serve(requests, knows_truncation)
+            data = await self._first_message(context)
+            if data is grpc.aio.EOF:
+                return  # the learner left without a word
+            greeting = decode_greeting(data)
+            check_token(self._token, greeting.token)
+            await self._serve(context, greeting.knows_truncation)
         except Refused as error:
-            context.abort(grpc.StatusCode[error.code], status_text(str(error)))
+            await context.abort(grpc.StatusCode[error.code], status_text(str(error)))
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):
+            pass  # the learner left
         except Exception as error:
-            if not context.is_active():
-                return  # the learner left
-            yield encode_failure(traceback.format_exc())
+            with contextlib.suppress(grpc.aio.BaseError):  # nobody may be there to be told
+                await context.write(encode_failure(traceback.format_exc()))
             text = f"{type(error).__name__}: {error}"
-            context.abort(grpc.StatusCode.UNKNOWN, status_text(text))
+            await context.abort(grpc.StatusCode.UNKNOWN, status_text(text))
 
-    def _greet(self, requests: Iterator[bytes], context: Any) -> bool | None:
-        """Whether the learner knows truncation; None if it left without a word."""
-        with self._lock:
-            self._greeting_since[context] = time.monotonic()
+    async def _first_message(self, context: Any) -> Any:
         try:
-            data = next(requests, None)
-        finally:
-            with self._lock:
-                del self._greeting_since[context]
-        if data is None:
-            return None
-        greeting = decode_greeting(data)
-        check_token(self._token, greeting.token)
-        return greeting.knows_truncation
+            async with asyncio.timeout(self._limits.handshake_s):
+                return await context.read()
+        except TimeoutError:
+            text = "The other end has not introduced itself in time."
+            raise Refused("DEADLINE_EXCEEDED", text) from None
 
-    def _serve(self, requests: Iterator[bytes], knows_truncation: bool) -> Iterator[bytes]:
-        environments = self._make_environments(knows_truncation)
-        try:
+    async def _serve(self, context: Any, knows_truncation: bool) -> None:
+        import grpc.aio
+
+        with contextlib.closing(self._make_environments(knows_truncation)) as environments:
             row = environments.reset()
             hello = introduce(environments, row, self._name, num_streams=self._num_streams)
-            yield encode_hello(hello)
-            yield encode_step(row)
+            await context.write(encode_hello(hello))
             actions = ActionsReader(hello.spec, hello.num_envs)
-            for data in requests:
+            while True:
+                # The answer may come before grpc says that all was sent: wait for both at once.
+                writing = asyncio.ensure_future(context.write(encode_step(row)))
+                try:
+                    data = await context.read()
+                    await writing
+                except BaseException:
+                    writing.cancel()
+                    await asyncio.gather(writing, return_exceptions=True)
+                    raise
+                if data is grpc.aio.EOF:
+                    return
                 row = environments.step(actions.read(data))
-                yield encode_step(row if knows_truncation else without_truncation(row))
-        finally:
-            environments.close()
+                if not knows_truncation:
+                    row = without_truncation(row)
 
 
 class Server(EnvironmentServer):

@@ -1,26 +1,12 @@
-"""One environment, old Gym's or Gymnasium's, as a group of one (`Environments`)."""
+"""One environment, old Gym's or Gymnasium's, as a group of one."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 import nest
+from libtorchbeast.environments import Row
 from libtorchbeast.specs import ArraySpec
-
-Row = dict[str, Any]
-
-
-class Environments(Protocol):
-    """`num_envs` environments that step together; torchbeast/envs/row.py has the rules of rows.
-
-    May have `num_actions`, and `action_spec`, a nest of `ArraySpec` (default: one int64).
-    """
-
-    num_envs: int
-
-    def reset(self) -> Row: ...
-    def step(self, actions: Any) -> Row: ...
-    def close(self) -> None: ...
 
 
 def without_truncation(row: Row) -> Row:

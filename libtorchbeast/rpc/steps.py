@@ -11,7 +11,7 @@ import numpy as np
 
 import nest
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.messages import MAX_TEXT, EnvironmentFailed, Refused, invalid, parse
+from libtorchbeast.rpc.messages import MAX_TEXT, EnvironmentFailed, invalid, parse
 from libtorchbeast.specs import ArraySpec, Spec
 
 _LENGTH_DELIMITED = 2  # protobuf's wire type of bytes and messages
@@ -54,11 +54,13 @@ class StepReader:
             ArrayReader(leaf_spec, num_envs, f"Observation {i}")
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
         ]
+        # Each number may have a field to itself; packed, as they should be, there are five.
+        self._max_fields = len(self._arrays) + 5 * num_envs + 5
         self._is_first = True
 
     def read(self, data: bytes) -> None:
         """One message into the lane, or `Refused` or `EnvironmentFailed`. Any bytes may come."""
-        observations, small = split_step(data)
+        observations, small = split_step(data, self._max_fields)
         step = parse(pb.Step, small)
         if len(observations) != len(self._arrays):
             raise invalid(
@@ -151,7 +153,7 @@ class ArrayReader:
         return array
 
 
-def split_step(data: bytes) -> tuple[list[memoryview], bytes]:
+def split_step(data: bytes, max_fields: int) -> tuple[list[memoryview], bytes]:
     """An EnvironmentMessage with a Step to its observations, in place, and all its other fields.
 
     Only what this needs of the wire format is read here; protobuf itself reads the rest.
@@ -174,6 +176,8 @@ def split_step(data: bytes) -> tuple[list[memoryview], bytes]:
         else:
             end = _end_of_field(data, start)
             others.append(view[start:end])
+        if len(observations) + len(others) > max_fields:
+            raise invalid(f"A Step may have {max_fields} fields here, got more.")
         start = end
     return observations, b"".join(others)
 
@@ -236,6 +240,3 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     """An array's elements as the wire wants them, without a copy if they lie so already."""
     little = array.dtype.newbyteorder("<")
     return np.ascontiguousarray(array, little).reshape(-1).view(np.uint8).data
-
-
-__all__ = ["ActionsReader", "Refused", "StepReader", "encode_actions", "encode_step", "split_step"]

@@ -12,7 +12,7 @@ from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.tree import map_tree
 from torchbeast.envs import make_envs
 from torchbeast.errors import UsageError
-from torchbeast.models import make_model
+from torchbeast.models import as_output, make_model
 
 # What the agent was trained with, and cannot be played without.
 TRAINED_WITH = ("model", "use_lstm", "noop_max", "fire_reset", "sticky_actions")
@@ -64,7 +64,7 @@ def _play(
     while len(returns) < num_episodes:
         inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)
         output, state = model(inputs, state)
-        row = envs.step(output["action"].numpy()[0])
+        row = envs.step(as_output(output)["action"].numpy()[0])
         if video is not None:
             video.add()
         if row["done"][0] and row["episode_step"][0] > 0:
@@ -83,6 +83,8 @@ class Video:
     FRAMES_PER_S = 15
 
     def __init__(self, path: Path, envs: Any) -> None:
+        if not hasattr(envs, "envs"):
+            raise UsageError("A VectorEnv cannot be filmed; use --mode test.")
         self.path = path
         self._env = envs.envs[0]
         self._writer: Any = None

@@ -24,11 +24,9 @@ def num_cores() -> int:
 
 
 @dataclass(frozen=True)
-class TrainingFlags:
+class TrainingFlags(EnvOptions):
     """What to train, for how long, and how."""
 
-    env: str = "PongNoFrameskip-v4"
-    """Gymnasium id, Catch, Memory, Mock, or package.module:factory."""
     mode: Literal["train", "test", "test_render"] = "train"
     """Train; play the newest checkpoint; or play it and write a video."""
     xpid: str | None = None
@@ -55,16 +53,6 @@ class TrainingFlags:
     """auto, shallow, deep, mlp, or package.module:Class."""
     use_lstm: bool = False
     """Give the agent a memory."""
-
-    # The environment (Atari's preprocessing).
-    noop_max: int = 30
-    """Atari: at most this many no-ops at the start of an episode."""
-    fire_reset: bool = True
-    """Atari: press FIRE at the start, in games that have it."""
-    episodic_life: bool = False
-    """Atari: a lost life ends the episode for the learner (returns stay the game's)."""
-    sticky_actions: float | None = None
-    """Atari: probability to repeat the last action; None: what the id says."""
 
     # The size of things.
     total_steps: int = 5_000_000
@@ -114,12 +102,6 @@ class TrainingFlags:
     """RMSProp's epsilon."""
     grad_norm_clipping: float = 40.0
     """Clip of the gradient's global norm."""
-
-    @property
-    def env_options(self) -> EnvOptions:
-        """What `make_envs` needs."""
-        names = [field.name for field in dataclasses.fields(EnvOptions)]
-        return EnvOptions(**{name: getattr(self, name) for name in names})
 
     @property
     def rundir(self) -> Path:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchbeast.core import losses, vtrace
 from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.stats import RunningStats
+from torchbeast.models import as_output
 
 Batch = dict[str, Any]
 """Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
@@ -68,7 +69,7 @@ class Learner:
             self.stats.add_episodes(returns, lengths)
             return
         loss, metrics = compute_loss(self._wrapped, batch, initial_state, self.flags)
-        metrics["policy_lag"] = lag.sum() / num_steps
+        metrics["policy_lag"] = lag.masked_fill(batch["truncated"][1:], 0).sum() / num_steps
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(
@@ -172,8 +173,7 @@ def compute_loss(
     """IMPALA's loss of a batch and what to report about it."""
     with autocast(batch["done"].device, flags.autocast):
         output, _ = model(batch, initial_state)
-    if isinstance(output, tuple):  # as models written for TorchBeast give it
-        output = dict(zip(("action", "policy_logits", "baseline"), output, strict=True))
+    output = as_output(output)
     output = {name: output[name].float() for name in ("policy_logits", "baseline")}
     T = len(batch["reward"]) - 1
     # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.

@@ -48,7 +48,8 @@ def describe_death(process: Any, timeout_s: float) -> str:
     process.join(timeout_s)
     code = process.exitcode
     if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        names = {member.value: member.name for member in signal.Signals}
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
     return f"ended with exit code {code}"
 
 

@@ -1,5 +1,6 @@
 """From the name given with --env to running environments."""
 
+import dataclasses
 import difflib
 import importlib
 import inspect
@@ -23,12 +24,22 @@ REMOTE = "remote"  # whatever dials in: only PolyBeast's learner can do with tha
 class EnvOptions:
     """The environment and, for Atari, its preprocessing."""
 
-    env: str
+    env: str = "PongNoFrameskip-v4"
+    """Gymnasium id, Catch, Memory, Mock, or package.module:factory."""
     noop_max: int = 30
+    """Atari: at most this many no-ops at the start of an episode."""
     fire_reset: bool = True
+    """Atari: press FIRE at the start, in games that have it."""
     episodic_life: bool = False
+    """Atari: a lost life ends the episode for the learner (returns stay the game's)."""
     sticky_actions: float | None = None
-    """Probability to repeat the last action; None: what the id says (0 in -v4, 0.25 in -v5)."""
+    """Atari: probability to repeat the last action; None: what the id says (-v4: 0, -v5: 0.25)."""
+
+    @property
+    def env_options(self) -> "EnvOptions":
+        """These alone, of a class that has more flags."""
+        names = [field.name for field in dataclasses.fields(EnvOptions)]
+        return EnvOptions(**{name: getattr(self, name) for name in names})
 
 
 def make_envs(

@@ -34,19 +34,20 @@ class VectorEnvs:
         self.num_actions = int(space.n)
         self._env = env
         self._seed = seed
+        self._observation_space = env.single_observation_space
         self._counter = EpisodeCounter(env.num_envs)
         self._ended = np.zeros(env.num_envs, np.bool_)  # in the last step
         self._hit_time_limit = np.zeros(env.num_envs, np.bool_)
 
     def reset(self) -> Row:
         frame, _ = self._env.reset(seed=self._seed)
-        return self._counter.first_row(_copy(frame))
+        return self._counter.first_row(self._as_frame(frame))
 
     def step(self, actions: np.ndarray) -> Row:
         frame, reward, terminated, truncated, _ = self._env.step(actions)
         done, extra = self._ended, self._hit_time_limit
         reward = np.where(done, 0.0, reward)
-        row = self._counter.row(_copy(frame), reward, done, extra, actions)
+        row = self._counter.row(self._as_frame(frame), reward, done, extra, actions)
         row["episode_step"] -= done & ~extra  # the episode had no such step
         self._ended = (terminated | truncated) & ~done
         self._hit_time_limit = truncated & ~terminated & ~done
@@ -54,6 +55,13 @@ class VectorEnvs:
 
     def close(self) -> None:
         self._env.close()
+
+    def _as_frame(self, frame: Any) -> Any:
+        """Observations that are one of n numbers become vectors with a 1 at that number."""
+        space = self._observation_space
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return np.eye(int(space.n), dtype=np.float32)[frame - space.start]
+        return _copy(frame)
 
 
 def _copy(frame: Any) -> Any:

@@ -16,6 +16,13 @@ AgentOutput = dict[str, Tensor]
 AgentState = tuple[Tensor, ...]
 
 
+def as_output(output: Any) -> AgentOutput:
+    """What a model answered, by name; models written for TorchBeast answer with a tuple."""
+    if isinstance(output, dict):
+        return output
+    return dict(zip(("action", "policy_logits", "baseline"), output, strict=True))
+
+
 class Agent(nn.Module):
     """Encoder, optional LSTM, heads. T is time, B batch; all inputs are [T, B, ...]."""
 

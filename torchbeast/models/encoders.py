@@ -129,7 +129,9 @@ class Images(nn.Module):
         if self._channels_at_end:
             frame = frame.permute(0, 3, 1, 2)
         x = torch.empty_like(frame, dtype=torch.float32, memory_format=torch.channels_last)
-        for some, source in zip(x.split(CHUNK), frame.split(CHUNK), strict=True):
+        in_pieces = frame.device.type == "cpu" and not torch.compiler.is_compiling()
+        size = CHUNK if in_pieces else len(frame)
+        for some, source in zip(x.split(size), frame.split(size), strict=True):
             for channel in range(self.num_channels):  # one strided copy of all takes twice as long
                 some[:, channel] = source[:, channel]
             if frame.dtype == torch.uint8:
