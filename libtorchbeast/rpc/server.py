@@ -63,7 +63,7 @@ class EnvironmentServer:
         self._security = security or Security()
         self._limits = limits or Limits(max_streams=MAX_STREAMS)
         self._is_stopped = False
-        self._wake: Callable[[], None] = lambda: None
+        self._wake: Callable[[], object] = lambda: None
         self._security.check_listening(server_address)
         self.server_address = server_address
 
