@@ -154,7 +154,7 @@ def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path):
     with Training(tmp_path, *SMALL, "--checkpoint_interval_s", "0.5") as training:
         training.wait_for_step(1)
         training.wait_for((training.folder / "model.tar").exists, "checkpoint")
-        training.wait_for_step(training.step + 3000)
+        training.wait_for_step(training.step + 20_000)
         assert training.end(signal.SIGKILL) == -signal.SIGKILL  # and the workers end by themselves
     saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
     with Training(tmp_path, *SMALL) as training:
