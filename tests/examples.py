@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ["cmake", "g++", "make", "pkg-config", "libgrpc++-dev", "protobuf-compiler-grpc"]
+PACKAGES = [
+    *("cmake", "g++", "make", "pkg-config"),
+    *("libgrpc++-dev", "libprotobuf-dev", "protobuf-compiler-grpc"),
+]
 INSTALL_S = 240
 BUILD_S = 240
 

@@ -101,6 +101,7 @@ def running(*args, **options):
 
 
 def threads_and_descriptors():
+    gc.collect()  # what other tests left to be collected
     process = psutil.Process()
     return process.num_threads(), process.num_fds()
 

@@ -1,12 +1,17 @@
 """The life and death of helper processes: tidy ends, orphans, and what a death is called."""
 
 import ctypes
+import multiprocessing
+import os
 import signal
 import sys
+import threading
+import time
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, NoReturn
 
+TIDY_END_S = 5.0  # after the parent's death, for environments to be closed
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,6 +46,19 @@ def set_up_child() -> None:
     if sys.platform.startswith("linux"):
         # Also where the other end of the pipe was inherited by a sibling, and so stays open.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    """A child that waits for anything but its pipe does not see that its parent is gone.
+
+    Nor does the system tell it, if it comes from a forkserver: that one lives as long as the child.
+    """
+    parent.join()
+    time.sleep(TIDY_END_S)
+    os._exit(1)
 
 
 def describe_death(process: Any, timeout_s: float) -> str:
