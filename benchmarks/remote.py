@@ -91,15 +91,15 @@ def measure_group() -> dict[str, float]:
             "vs_bare_grpc_best_round": max(ratios),
             "vs_tuned_bare_grpc": median(rates["ours"] / rates["tuned"] for rates in rounds),
             "gateway_cpu_us_per_step": 1e6 * cpu_s / num_steps,
-            "messages_per_step": 2 / NUM_ENVS,
+            "messages_per_step_each_way": 2 / NUM_ENVS,
         }
 
 
 def serve_mock(pipe: Any) -> None:
-    from torchbeast.envs import EnvOptions, make_envs
+    from torchbeast.envs.registry import make_group  # as polybeast_env does
 
     server = EnvironmentServer(
-        lambda knows_truncation: make_envs(EnvOptions("Mock"), NUM_ENVS // 2, seed=1),
+        lambda knows_truncation: make_group(NUM_ENVS // 2, seed=1, env="Mock"),
         "127.0.0.1:0",
         num_streams=2,
     )

@@ -1,15 +1,39 @@
 """Groups of environments: what they can do, and how a process that was told a name makes them."""
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 Row = dict[str, Any]
+
+
+class Unstacked:
+    """K arrays that stand for one [K, ...]: who copies them on anyway may spare one copy.
+
+    For frames of `Environments` in processes that pass them on at once.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        if any(array.dtype != arrays[0].dtype for array in arrays):
+            arrays = list(np.stack(arrays))  # of the dtype that holds them all
+        self.arrays = arrays
+        self.dtype = arrays[0].dtype
+        self.shape = (len(arrays), *arrays[0].shape)
+        if any(array.shape != arrays[0].shape for array in arrays):
+            shapes = sorted({array.shape for array in arrays})
+            raise ValueError(f"Observations must have one shape, got {shapes}.")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.stack(self.arrays).astype(dtype or self.dtype, copy=False)
 
 
 class Environments(Protocol):
     """`num_envs` environments that step together; torchbeast/envs/row.py has the rules of rows.
 
-    May have `num_actions`, and `action_spec`, a nest of `ArraySpec` (default: one int64).
+    May have `num_actions`, and `action_spec`, a nest of `ArraySpec` (default: one int64). Frames
+    are nests of arrays, or of `Unstacked` ones.
     """
 
     num_envs: int

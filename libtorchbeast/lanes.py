@@ -20,6 +20,7 @@ import numpy as np
 
 import nest
 from libtorchbeast._C import Turn
+from libtorchbeast.environments import Unstacked
 from libtorchbeast.specs import ROW_FIELDS, ArraySpec, Spec
 
 ALIGNMENT = 64
@@ -159,7 +160,11 @@ def _unlinked_memory() -> int:
 def _copy(view: np.ndarray, value: Any) -> None:
     if np.shape(value) != view.shape:  # NumPy would repeat it where it can
         raise ValueError(f"A row must hold {view.dtype}{view.shape}, got shape {np.shape(value)}.")
-    np.copyto(view, value)
+    if isinstance(value, Unstacked):
+        for part, array in zip(view, value.arrays, strict=True):
+            np.copyto(part, array)
+    else:
+        np.copyto(view, value)
 
 
 def _num_bytes(spec: ArraySpec, num_envs: int) -> int:

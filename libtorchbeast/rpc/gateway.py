@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ import grpc.aio
 import nest
 from libtorchbeast.lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
 from libtorchbeast.rpc.control import ControlSocket
+from libtorchbeast.rpc.exchange import Read, Write, exchange
 from libtorchbeast.rpc.gateway_config import (
     DESCRIPTORS_PER_STREAM,
     GatewayConfig,
@@ -65,9 +65,6 @@ STOP_S = 1.0
 
 # What an other end must do in time.
 INTRODUCE, STEP, READ = "introduced itself", "taken a step", "read its actions"
-
-Read = Callable[[], Awaitable[Any]]
-Write = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(eq=False)
@@ -193,6 +190,7 @@ class Gateway:
             stream.expect(READ, self._limits.write_s)
             await write(data)
             stream.has_done(READ)
+            stream.expect(STEP, self._limits.step_s)
 
         try:
             if accept is not None:
@@ -211,31 +209,18 @@ class Gateway:
         last_actions = nest.flatten(lane.rows[-1])
         for last in last_actions:
             last[...] = 0
-        writing: asyncio.Task[None] | None = None
-        try:
-            while True:
-                stream.expect(STEP, self._limits.step_s)
-                data = await read()
-                stream.has_done(STEP)
-                if data is grpc.aio.EOF:
-                    break
-                reader.read(data)
-                lane.send_rows()
-                if await self._lanes.wait_while(lane, AGENT) != ENVIRONMENT:
-                    raise learner_is_ending()
-                for last, action in zip(last_actions, actions, strict=True):
-                    last[...] = action
-                stream.num_steps += 1
-                if writing is not None:
-                    await writing
-                # The answer may come before grpc says that all was sent: wait for both at once.
-                writing = asyncio.ensure_future(write(encode_actions(lane.actions)))
-            if writing is not None:
-                await writing
-        finally:
-            if writing is not None:
-                writing.cancel()
-                await asyncio.gather(writing, return_exceptions=True)
+        stream.expect(STEP, self._limits.step_s)
+        data = await read()
+        while data is not grpc.aio.EOF:
+            stream.has_done(STEP)
+            reader.read(data)
+            lane.send_rows()
+            if await self._lanes.wait_while(lane, AGENT) != ENVIRONMENT:
+                raise learner_is_ending()
+            for last, action in zip(last_actions, actions, strict=True):
+                last[...] = action
+            stream.num_steps += 1
+            data = await exchange(read, write, encode_actions(lane.actions))
 
     # Environments that dial in.
 

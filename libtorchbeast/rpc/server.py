@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from libtorchbeast.environments import Environments
+from libtorchbeast.rpc.exchange import exchange
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
     Hello,
@@ -145,15 +146,7 @@ class EnvironmentServer:
             await context.write(encode_hello(hello))
             actions = ActionsReader(hello.spec, hello.num_envs)
             while True:
-                # The answer may come before grpc says that all was sent: wait for both at once.
-                writing = asyncio.ensure_future(context.write(encode_step(row)))
-                try:
-                    data = await context.read()
-                    await writing
-                except BaseException:
-                    writing.cancel()
-                    await asyncio.gather(writing, return_exceptions=True)
-                    raise
+                data = await exchange(context.read, context.write, encode_step(row))
                 if data is grpc.aio.EOF:
                     return
                 row = environments.step(actions.read(data))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import nest
+from libtorchbeast.environments import Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.messages import MAX_TEXT, EnvironmentFailed, invalid, parse
 from libtorchbeast.specs import ArraySpec, Spec
@@ -21,7 +22,7 @@ _MAX_COUNT = 2**31 - 1
 
 
 def encode_step(row: dict[str, Any]) -> bytes:
-    """A row [K, ...] as an EnvironmentMessage; observations may have any strides."""
+    """A row [K, ...] as an EnvironmentMessage; observations may have any strides, or be apart."""
     small = pb.Step(
         reward=row["reward"].tolist(),
         done=row["done"].tolist(),
@@ -32,7 +33,9 @@ def encode_step(row: dict[str, Any]) -> bytes:
         small.truncated.extend(row["truncated"].tolist())
     parts: list[Any] = [small.SerializeToString()]
     for leaf in nest.flatten(row["frame"]):
-        parts += [bytes([_OBSERVATION]) + _varint(leaf.nbytes), _bytes_of(leaf)]
+        arrays = leaf.arrays if isinstance(leaf, Unstacked) else [leaf]
+        num_bytes = sum(array.nbytes for array in arrays)
+        parts += [bytes([_OBSERVATION]) + _varint(num_bytes), *map(_bytes_of, arrays)]
     size = sum(len(part) for part in parts)
     return b"".join([bytes([_STEP]) + _varint(size), *parts])
 

@@ -96,8 +96,13 @@ def _from_factory(
 
 
 def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
-    """`make_envs` with plain arguments, for processes that get theirs as JSON."""
-    return make_envs(EnvOptions(**options), num_envs, seed)
+    """`make_envs` for processes that get their arguments as JSON and copy frames on at once."""
+    from libtorchbeast.environments import Unstacked
+
+    envs = make_envs(EnvOptions(**options), num_envs, seed)
+    if isinstance(envs, SyncEnvs):
+        envs.join = Unstacked
+    return envs
 
 
 def check_env(name: str) -> None:

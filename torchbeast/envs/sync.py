@@ -13,6 +13,9 @@ from torchbeast.errors import UsageError
 class SyncEnvs:
     """`num_envs` single environments behind the `Environments` protocol."""
 
+    join: Callable[[list[np.ndarray]], Any] = staticmethod(np.stack)
+    """How the environments' arrays become one with num_envs as first dimension."""
+
     def __init__(self, make_env: Callable[[], Any], num_envs: int, seed: int | None = None) -> None:
         self.num_envs = num_envs
         self.envs = [as_vectors(as_gymnasium(make_env())) for _ in range(num_envs)]
@@ -24,7 +27,7 @@ class SyncEnvs:
     def reset(self) -> Row:
         seeds = [None if self._seed is None else self._seed + i for i in range(self.num_envs)]
         frames = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, seeds, strict=True)]
-        return self._counter.first_row(_stack(frames))
+        return self._counter.first_row(self._join(frames))
 
     def step(self, actions: np.ndarray) -> Row:
         frames = []
@@ -42,11 +45,20 @@ class SyncEnvs:
                     self._hit_time_limit[i] = False
                     frame, _ = env.reset()
             frames.append(frame)
-        return self._counter.row(_stack(frames), reward, done, truncated, actions)
+        return self._counter.row(self._join(frames), reward, done, truncated, actions)
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+    def _join(self, frames: list[Any]) -> Any:
+        """A list of observations (trees of arrays or numbers) to one tree."""
+        first = frames[0]
+        if isinstance(first, dict):
+            return {key: self._join([frame[key] for frame in frames]) for key in first}
+        if isinstance(first, (tuple, list)):
+            return tuple(self._join(list(parts)) for parts in zip(*frames, strict=True))
+        return self.join([_as_array(frame) for frame in frames])
 
 
 class _OldGym:
@@ -107,12 +119,6 @@ def _num_actions(env: Any) -> int:
     return int(space.n)
 
 
-def _stack(frames: list[Any]) -> Any:
-    """A list of K observations (trees of arrays or numbers) to one with K as first dimension."""
-    first = frames[0]
-    if isinstance(first, dict):
-        return {key: _stack([frame[key] for frame in frames]) for key in first}
-    if isinstance(first, (tuple, list)):
-        return tuple(_stack(list(parts)) for parts in zip(*frames, strict=True))
-    stacked = np.stack([np.asarray(frame) for frame in frames])
-    return stacked.astype(np.float32) if stacked.dtype == np.float64 else stacked
+def _as_array(frame: Any) -> np.ndarray:
+    array = np.asarray(frame)
+    return array.astype(np.float32) if array.dtype == np.float64 else array

@@ -1,0 +1,72 @@
+"""Groups of environments as processes make them: frames that nobody stacked."""
+
+import numpy as np
+import pytest
+
+import nest
+from libtorchbeast.environments import Unstacked
+from libtorchbeast.lanes import Lane
+from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.specs import ROW_FIELDS, ArraySpec, Spec, spec_of
+from torchbeast.envs import EnvOptions, make_envs
+from torchbeast.envs.registry import make_group
+from torchbeast.envs.sync import SyncEnvs
+
+K = 3
+
+
+def play(envs, num_steps):
+    return [envs.reset(), *(envs.step(np.full(K, i % 2)) for i in range(num_steps))]
+
+
+@pytest.mark.parametrize("env", ["Catch", "Mock", "CartPole-v1"])
+def test_frames_left_apart_are_the_same_frames(env):
+    together = play(make_envs(EnvOptions(env), K, seed=7), 30)
+    apart = play(make_group(K, seed=7, env=env), 30)
+    spec = Spec(spec_of(together[0]["frame"]), ArraySpec("int64"))
+    assert spec_of(apart[0]["frame"]) == spec.observation
+    assert encode_step(together[0]) == encode_step(apart[0])
+
+    lane = Lane.create(spec, K)
+    for expected, row in zip(together, apart, strict=True):
+        assert isinstance(row["frame"], Unstacked)
+        lane.write(row)
+        for field, view in zip(ROW_FIELDS, lane.rows, strict=True):
+            np.testing.assert_array_equal(view, expected[field])
+    lane.release()
+
+
+def test_each_array_of_a_tree_is_left_apart():
+    class Tree:
+        action_space = make_envs(EnvOptions("Catch"), 1).envs[0].action_space
+
+        def reset(self):
+            return {"a": np.arange(6.0).reshape(2, 3), "b": (np.zeros(2, np.uint8), 3)}
+
+    envs = SyncEnvs(Tree, K)
+    together = envs.reset()
+    envs.join = Unstacked
+    apart = envs.reset()
+    assert all(isinstance(leaf, Unstacked) for leaf in nest.flatten(apart["frame"]))
+    assert spec_of(apart["frame"]) == spec_of(together["frame"])
+    assert spec_of(apart["frame"])["a"] == ArraySpec("float32", (2, 3))
+    assert encode_step(apart) == encode_step(together)
+
+
+def test_arrays_of_several_dtypes_become_what_holds_them_all():
+    arrays = [np.array([1, 2]), np.array([0.5, 1.5], np.float32)]
+    unstacked = Unstacked(arrays)
+    assert unstacked.dtype == np.stack(arrays).dtype
+    np.testing.assert_array_equal(unstacked, np.stack(arrays))
+
+
+def test_arrays_of_several_shapes_are_no_group():
+    with pytest.raises(ValueError, match=r"one shape, got \[\(2,\), \(3,\)\]"):
+        Unstacked([np.zeros(3), np.zeros(2)])
+
+
+def test_a_lane_takes_only_as_many_arrays_as_it_has_environments():
+    lane = Lane.create(Spec(ArraySpec("float32", (4,)), ArraySpec("int64")), K)
+    with pytest.raises(ValueError, match="shape"):
+        lane.write(make_group(K - 1, seed=1, env="CartPole-v1").reset())
+    lane.release()
