@@ -31,7 +31,7 @@ $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(CPP)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch scikit-build-core nanobind cmake ninja
 	@$(PIP) install -c constraints.txt --no-build-isolation \
-		-C cmake.define.TORCHBEAST_STRICT=ON -e ".[test,lint,bench]"
+		--config-settings cmake.define.TORCHBEAST_STRICT=ON -e ".[test,lint,bench]"
 	@touch $@
 
 train: setup
