@@ -31,18 +31,21 @@ def encode_step(row: dict[str, Any]) -> bytes:
     )
     if row["truncated"].any():
         small.truncated.extend(row["truncated"].tolist())
-    parts: list[Any] = [small.SerializeToString()]
+    head = small.SerializeToString()
+    parts: list[Any] = [head]
+    size = len(head)
     for leaf in nest.flatten(row["frame"]):
         arrays = leaf.arrays if isinstance(leaf, Unstacked) else [leaf]
         num_bytes = sum(array.nbytes for array in arrays)
-        parts += [bytes([_OBSERVATION]) + _varint(num_bytes), *map(_bytes_of, arrays)]
-    size = sum(len(part) for part in parts)
+        tag = bytes([_OBSERVATION]) + _varint(num_bytes)
+        parts += [tag, *map(_as_sent, arrays)]
+        size += len(tag) + num_bytes
     return b"".join([bytes([_STEP]) + _varint(size), *parts])
 
 
 def encode_actions(actions: Any) -> bytes:
     """A nest of arrays [K, ...] as an AgentMessage."""
-    leaves = [_bytes_of(leaf).tobytes() for leaf in nest.flatten(actions)]
+    leaves = [_as_sent(leaf).tobytes() for leaf in nest.flatten(actions)]
     return pb.AgentMessage(actions=pb.Actions(action=leaves)).SerializeToString()
 
 
@@ -239,7 +242,6 @@ def _varint(value: int) -> bytes:
     return bytes(digits)
 
 
-def _bytes_of(array: np.ndarray) -> memoryview:
-    """An array's elements as the wire wants them, without a copy if they lie so already."""
-    little = array.dtype.newbyteorder("<")
-    return np.ascontiguousarray(array, little).reshape(-1).view(np.uint8).data
+def _as_sent(array: np.ndarray) -> np.ndarray:
+    """An array whose memory is what the wire wants; the same one if it lies so already."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
