@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from tests import training
-from tests.training import ROOT, TIMEOUT_S, final_return, fragile, read_logs, shared_memory
+from tests.training import ROOT, TIMEOUT_S, final_return, read_logs, shared_memory
 from torchbeast import polybeast
 from torchbeast.core.flags import default_flags
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
 run = functools.partial(training.run, "polybeast")
-learn = functools.partial(training.learn, "polybeast")
 Training = functools.partial(training.Training, "polybeast")
 
 SMALL = ("--env", "Catch", "--total_steps", "100000000")
@@ -31,18 +30,6 @@ def train(tmp_path, *args, **options):
 
 
 # --- It learns --------------------------------------------------------------------------------
-
-
-def test_cart_pole_is_learnt_with_the_defaults(tmp_path):
-    learn(tmp_path, 400, "--env", "CartPole-v1")
-
-
-def test_memory_is_learnt_with_lstm(tmp_path):
-    learn(tmp_path, 0.9, "--env", "Memory", "--total_steps", "150000", "--use_lstm")
-
-
-def test_pictures_are_learnt_with_the_defaults(tmp_path):
-    learn(tmp_path, 0.8, "--env", "tests.image_catch:ImageCatch", "--total_steps", "150000")
 
 
 def test_catch_is_learnt_and_leaves_its_files_and_can_be_tested(tmp_path):
@@ -163,35 +150,6 @@ def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path):
         assert training.end(signal.SIGTERM) == 0
     after = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
     assert after["step"] > saved["step"]
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_saves_and_ends_tidily(tmp_path, number, code):
-    with Training(tmp_path, *SMALL, start_new_session=True) as training:
-        training.wait_for_step(1)
-        assert training.end(number) == code
-        assert "Traceback" not in training.output
-        assert f"Stopped by {number.name}" in training.output
-    steps = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]["step"]
-    assert steps == int(read_logs(tmp_path / "run")[-1]["step"])
-
-
-def test_an_exception_in_an_environment_is_shown_and_training_goes_on(tmp_path):
-    env = fragile(tmp_path, 500, "raise ValueError('the simulator is out of tea')")
-    args = ("--env", "fragile:make", "--total_steps", "60000")
-    result = run(tmp_path, *args, "--xpid", "run", env=env)
-    assert result.returncode == 0, result.stderr
-    assert "fragile.py" in result.stderr  # the traceback says where
-    assert "the simulator is out of tea" in result.stderr
-    assert int(read_logs(tmp_path / "run")[-1]["step"]) >= 60_000
-
-
-def test_an_environment_that_never_works_ends_the_run_with_its_traceback(tmp_path):
-    env = fragile(tmp_path, 3, "raise ValueError('the simulator is out of tea')")
-    result = run(tmp_path, "--env", "fragile:make", env=env)
-    assert result.returncode == 1
-    assert "No worker is left" in result.stderr
-    assert "the simulator is out of tea" in result.stderr
 
 
 def test_a_model_that_raises_ends_the_run_with_its_traceback(tmp_path):

@@ -1,0 +1,107 @@
+"""What both beasts do alike for their users: learn with the defaults, stop, and tell what broke."""
+
+import os
+import signal
+
+import psutil
+import pytest
+import torch
+
+from tests.training import (
+    TIMEOUT_S,
+    Training,
+    fragile,
+    learn,
+    read_logs,
+    run,
+    shared_memory,
+)
+
+pytestmark = [
+    pytest.mark.timeout(TIMEOUT_S + 60),
+    pytest.mark.parametrize("beast", ["monobeast", "polybeast"]),
+]
+
+ENDLESS = ("--env", "Catch", "--total_steps", "100000000")
+
+
+# --- They learn -------------------------------------------------------------------------------
+
+
+def test_cart_pole_is_learnt_with_the_defaults(beast, tmp_path):
+    learn(beast, tmp_path, 400, "--env", "CartPole-v1")
+
+
+def test_pictures_are_learnt_with_the_defaults(beast, tmp_path):
+    steps = {"monobeast": "130000", "polybeast": "150000"}[beast]
+    learn(beast, tmp_path, 0.8, "--env", "tests.image_catch:ImageCatch", "--total_steps", steps)
+
+
+def test_memory_is_learnt_with_lstm(beast, tmp_path):
+    steps = {"monobeast": "100000", "polybeast": "150000"}[beast]
+    learn(beast, tmp_path, 0.9, "--env", "Memory", "--total_steps", steps, "--use_lstm")
+
+
+# --- They stop --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_saves_and_ends_tidily(beast, tmp_path, number, code):
+    before = shared_memory()
+    with Training(beast, tmp_path, *ENDLESS, start_new_session=True) as training:
+        training.wait_for_step(1)
+        assert training.end(number) == code
+        assert "Traceback" not in training.output
+        assert f"Stopped by {number.name}" in training.output
+    steps = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]["step"]
+    assert steps == int(read_logs(tmp_path / "run")[-1]["step"])
+    assert shared_memory() == before
+
+
+def test_the_same_wish_twice_still_saves(beast, tmp_path):
+    """`timeout` and `make` each pass a signal on: two come within a moment."""
+    with Training(beast, tmp_path, *ENDLESS) as training:
+        training.wait_for_step(1)
+        training.process.send_signal(signal.SIGTERM)
+        assert training.end(signal.SIGTERM) == 0
+    assert (tmp_path / "run" / "model.tar").exists()
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group(beast, tmp_path):
+    """A terminal sends SIGINT to every process of the group, not to the main one alone."""
+    with Training(beast, tmp_path, *ENDLESS, start_new_session=True) as training:
+        training.wait_for_step(1)
+        family = training.family()
+        os.killpg(training.process.pid, signal.SIGINT)
+        assert training.process.wait(TIMEOUT_S) == 130
+        assert not psutil.wait_procs(family[1:], timeout=30)[1]
+        assert "Traceback" not in training.output
+
+
+# --- They tell what broke ---------------------------------------------------------------------
+
+
+def test_an_exception_in_an_environment_is_shown_and_training_goes_on(beast, tmp_path):
+    env = fragile(tmp_path, 500, "raise ValueError('the simulator is out of tea')")
+    args = ("--env", "fragile:make", "--total_steps", "60000")
+    result = run(beast, tmp_path, *args, "--xpid", "run", env=env)
+    assert result.returncode == 0, result.stderr
+    assert "the simulator is out of tea" in result.stderr
+    assert "fragile.py" in result.stderr  # the traceback says where
+    assert int(read_logs(tmp_path / "run")[-1]["step"]) >= 60_000
+
+
+def test_an_environment_that_never_works_ends_the_run_with_its_traceback(beast, tmp_path):
+    env = fragile(tmp_path, 3, "raise ValueError('the simulator is out of tea')")
+    result = run(beast, tmp_path, "--env", "fragile:make", env=env)
+    assert result.returncode == 1
+    who = {"monobeast": "actor", "polybeast": "worker"}[beast]
+    assert f"No {who} is left" in result.stderr
+    assert "the simulator is out of tea" in result.stderr
+
+
+def test_a_missing_checkpoint_is_one_sentence_with_the_place(beast, tmp_path):
+    result = run(beast, tmp_path, "--mode", "test", "--xpid", "nobody")
+    assert result.returncode == 2
+    assert str(tmp_path / "nobody" / "model.tar") in result.stderr
+    assert "Traceback" not in result.stderr
