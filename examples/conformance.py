@@ -4,7 +4,8 @@
 
 The command is started several times, and should open one stream. `{address}` in it stands for the
 address, which helps with port 0. It finds a token in TORCHBEAST_TOKEN. One line is printed for each
-check; the exit code is 0 if all went well, 1 if the client broke a rule, 2 for a mistake.
+check; the exit code is 0 if all went well, 1 if the client broke a rule, 2 for a mistake, 143 after
+SIGTERM.
 """
 
 import argparse
@@ -23,7 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -381,6 +383,12 @@ class Trials:
                 notes.append(f"exit code {client.terminate()}")
 
 
+def exit_tidily(number: int, frame: FrameType | None) -> NoReturn:
+    """For SIGTERM: whoever started a client ends it on the way out."""
+    signal.signal(number, signal.SIG_IGN)  # once is enough: the way out is not to be cut short
+    sys.exit(128 + number)
+
+
 def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--listen", default="127.0.0.1:4242", help="host:port")
@@ -404,4 +412,5 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, exit_tidily)
     sys.exit(main())

@@ -1,7 +1,7 @@
 """The rules of env.proto for what a client sends, for conformance.py: what was expected, what came.
 
-Sizes, dtypes and finite numbers are checked by the code that a gateway has for it; what a gateway
-cannot afford to check, that counts and sums are right, is checked here.
+Sizes, dtypes and too large numbers are checked by the code that a gateway has for it; what a
+gateway cannot afford to check, that counts and sums are right, is checked here.
 """
 
 from typing import Any
@@ -82,19 +82,22 @@ class StepRules:
             expect("episode_return of the first Step", 0.0, total)
             expect("truncated of the first Step", False, truncated)
             return
-        _, last_done, last_step, last_total, last_truncated = (f[env].item() for f in self._last)
+        _, last_done, last_step, last_total, _ = (field[env].item() for field in self._last)
+        # Of an episode that goes on from the stream before, the counts are not known here.
+        may_go_on = self.num_steps == 1 and not self._is_new
         if truncated:
             if not self._knows_truncation:
                 raise BrokenRule("truncated must be false for a learner without knows_truncation")
+            expect("reward of a truncated environment", 0.0, reward)
+            if may_go_on:  # the stream before broke on the very Step that hit the limit
+                return
             if last_done:
                 raise BrokenRule("truncated must follow an ordinary Step, got it after done")
-            expect("reward of a truncated environment", 0.0, reward)
             expect("episode_step of a truncated environment", last_step, step)
             expect("episode_return of a truncated environment", last_total, total)
             return
         goes_on = not last_done
-        may_go_on = self.num_steps == 1 and not self._is_new and not last_truncated
-        if may_go_on and step > 1:  # an episode of the stream before: its sum is not known here
+        if may_go_on and step > 1:
             return
         expect("episode_step", last_step + 1 if goes_on else 1, step)
         expected = last_total + reward if goes_on else reward

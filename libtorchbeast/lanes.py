@@ -12,6 +12,7 @@ nothing to unlink and nothing to clean up, however a process ends, and no limit 
 import math
 import mmap
 import os
+import resource
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +25,7 @@ from libtorchbeast.environments import Unstacked
 from libtorchbeast.specs import ROW_FIELDS, ArraySpec, Spec
 
 ALIGNMENT = 64
+DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own
 HEADER = np.dtype([("turn", "<u4", 16), ("counts", "<u8", 8)])  # a cache line each
 
 FREE, AGENT, ENVIRONMENT = Turn.State.FREE, Turn.State.AGENT, Turn.State.ENVIRONMENT
@@ -121,6 +123,15 @@ class Lane:
         return flat.view(spec.dtype).reshape(self.num_envs, *spec.shape)
 
 
+def allow_descriptors(number: int) -> None:
+    """Let this process open so many files, as far as the system allows: the default is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + 1024
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+
+
 def close_free_lane(lanes: Iterable[Lane]) -> None:
     """One that nobody waits for or writes to, if there is one: another is to take its place."""
     free = next((lane for lane in lanes if lane.turn.state == FREE), None)
@@ -161,8 +172,8 @@ def _copy(view: np.ndarray, value: Any) -> None:
     if np.shape(value) != view.shape:  # NumPy would repeat it where it can
         raise ValueError(f"A row must hold {view.dtype}{view.shape}, got shape {np.shape(value)}.")
     if isinstance(value, Unstacked):
-        for part, array in zip(view, value.arrays, strict=True):
-            np.copyto(part, array)
+        for i, array in enumerate(value.arrays):
+            np.copyto(view[i : i + 1], array)
     else:
         np.copyto(view, value)
 

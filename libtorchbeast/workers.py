@@ -16,7 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from libtorchbeast.lanes import ENVIRONMENT, FREE, Lane
+from libtorchbeast.lanes import (
+    DESCRIPTORS_PER_LANE,
+    ENVIRONMENT,
+    FREE,
+    Lane,
+    allow_descriptors,
+)
 from libtorchbeast.specs import Spec
 from libtorchbeast.worker import HEALTHY_STEPS, GroupConfig, WorkerConfig
 
@@ -30,6 +36,7 @@ KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
 }
+MAX_SHOWN = 100  # tracebacks; of more, only the last line
 JOIN_S = 10.0  # how long to wait for workers that were told to end
 
 
@@ -72,6 +79,7 @@ class Workers:
     num_restarts: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        allow_descriptors(DESCRIPTORS_PER_LANE * self.num_lanes + 2 * self.num_workers)
         lanes = [Lane.create(self.spec, self.envs_per_lane) for _ in range(self.num_lanes)]
         self._workers = [Worker(i, lanes[i :: self.num_workers]) for i in range(self.num_workers)]
         self._shown: set[str] = set()
@@ -159,7 +167,7 @@ class Workers:
         *lines, worker.unread = worker.unread.split(b"\n")
         for line in lines:
             worker.last_words = json.loads(line).strip()
-            if worker.last_words in self._shown:
+            if worker.last_words in self._shown or len(self._shown) >= MAX_SHOWN:
                 logger.warning("Worker %d: %s (again)", worker.id, self._summary(worker))
             else:
                 self._shown.add(worker.last_words)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,26 +42,31 @@ def run(command: list[str], timeout_s: float, **options) -> subprocess.Completed
     )
 
 
+def read_commands(name: str, program: str) -> list[list[str]]:
+    """Those of a client's README that call a program; all are meant for the root."""
+    text = (ROOT / "examples" / name / "README.md").read_text()
+    return [shlex.split(line) for line in text.splitlines() if line.startswith(f"    {program} ")]
+
+
 def build_cpp_client() -> list[str]:
     """The command of the client in C++; skips the test where its tools cannot be had.
 
     What did not change since the last time is not built again.
     """
-    folder = ROOT / "build" / "test_cpp_client"
+    readmes, folder = "build/cpp_client", str(ROOT / "build" / "test_cpp_client")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if not _has_cpp_tools(path):
         _install_packages()
         assert _has_cpp_tools(path), "the packages are installed, and something is missing still"
     environment = {**os.environ, "PATH": path}
     fast = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"]
-    source = str(ROOT / "examples" / "cpp_client")
-    for command in (
-        ["cmake", "-S", source, "-B", str(folder), *fast],
-        ["cmake", "--build", str(folder), "--parallel", "2"],
-    ):
-        result = run(command, BUILD_S, env=environment)
+    configure, build = read_commands("cpp_client", "cmake")
+    for command in ([*configure, *fast], [*build, "--parallel", "2"]):
+        command = [part.replace(readmes, folder) for part in command]
+        result = run(command, BUILD_S, env=environment, cwd=ROOT)
         assert result.returncode == 0, result.stdout
-    return [str(folder / "walk_client")]
+    [[client, *_]] = read_commands("cpp_client", f"{readmes}/walk_client")
+    return [client.replace(readmes, folder)]
 
 
 def _has_cpp_tools(path: str) -> bool:
@@ -94,7 +100,8 @@ def install_js_client(folder: Path) -> list[str]:
     proto.mkdir(parents=True)
     shutil.copy(ROOT / "libtorchbeast" / "rpc" / "env.proto", proto)
     try:
-        result = run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], 120, cwd=client)
+        [install] = read_commands("js_client", "npm")
+        result = run([*install, "--no-audit", "--no-fund", "--ignore-scripts"], 120, cwd=folder)
         failed = result.stdout if result.returncode != 0 else ""
     except subprocess.TimeoutExpired:
         failed = "npm ci took more than 120 s"
@@ -103,4 +110,5 @@ def install_js_client(folder: Path) -> list[str]:
         if ping.returncode != 0:
             pytest.skip(f"npm's registry cannot be reached: {failed[-500:]}")
         pytest.fail(failed)
-    return ["node", str(client / "client.js")]
+    [[node, script, *_]] = read_commands("js_client", "node")
+    return [node, str(folder / script)]

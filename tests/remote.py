@@ -31,6 +31,7 @@ class Learner:
         )
         self.gateways = Gateways(lambda lane: self.pool.add_lane(lane, num_fields), **options)
         self.over = threading.Event()
+        self.hold = threading.Event()  # while set, the agent thinks
         self.errors: list[BaseException] = []
         targets = (self._infer, self._take, self._poll, self.pool.run)
         self.threads = [threading.Thread(target=self._call, args=(f,)) for f in targets]
@@ -76,6 +77,7 @@ class Learner:
     def _infer(self) -> None:
         for batch in self.batcher:
             row, state = batch.get_inputs()
+            wait_until(lambda: not self.hold.is_set())
             observation = nest.front(row[0])
             count = observation[..., 1] if observation.ndim > 2 else row[3]
             batch.set_outputs(((next_action(count.long()),), (state[0] + 1,)))

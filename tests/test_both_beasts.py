@@ -58,6 +58,24 @@ def test_a_signal_saves_and_ends_tidily(beast, tmp_path, number, code):
     assert shared_memory() == before
 
 
+def test_a_signal_at_the_start_is_heard(beast, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import gymnasium, pathlib, time\n"
+        "def make():\n"
+        "    pathlib.Path(__file__).with_name('making').touch()\n"
+        "    time.sleep(2)\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    args = ("--env", "slow:make", "--num_actors", "2")
+    with Training(beast, tmp_path, *args, env=env) as training:
+        training.wait_for(training.output_path.exists, "output")
+        training.wait_for((tmp_path / "making").exists, "environment")
+        training.wait_for(lambda: "everything is kept in" in training.output, "word")
+        assert training.end(signal.SIGTERM) == 0
+        assert "Traceback" not in training.output
+
+
 def test_the_same_wish_twice_still_saves(beast, tmp_path):
     """`timeout` and `make` each pass a signal on: two come within a moment."""
     with Training(beast, tmp_path, *ENDLESS) as training:

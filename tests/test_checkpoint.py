@@ -9,7 +9,9 @@ import torch
 
 from tests.test_learner import FLAGS, B, T, make_learner, random_batch
 from torchbeast.core import checkpoint
+from torchbeast.core.learner import Learner
 from torchbeast.errors import UsageError
+from torchbeast.models import make_model
 
 
 def test_resume_brings_everything_back(tmp_path):
@@ -17,6 +19,7 @@ def test_resume_brings_everything_back(tmp_path):
     learner = make_learner()
     for seed in range(3):
         learner.step(random_batch(seed), ())
+    learner.stats.count("dropped_rollouts", 5)
     checkpoint.save(path, learner)
     next_numbers = (torch.rand(1).item(), np.random.rand(), random.random())
 
@@ -25,6 +28,7 @@ def test_resume_brings_everything_back(tmp_path):
     assert (torch.rand(1).item(), np.random.rand(), random.random()) == next_numbers
     assert resumed.stats.state_dict() == learner.stats.state_dict()
     assert resumed.stats.step == 3 * T * B
+    assert resumed.stats.summary()["dropped_rollouts"] == 5
     # From here on both learn alike: weights, optimizer and schedule are the same.
     for one in (learner, resumed):
         one.step(random_batch(9), ())
@@ -76,3 +80,29 @@ def test_another_environment_is_refused(tmp_path):
     other = make_learner(dataclasses.replace(FLAGS, env="CartPole-v1"))
     with pytest.raises(UsageError, match="trained with --env Catch, got CartPole-v1"):
         checkpoint.resume(path, other)
+
+
+def test_a_checkpoint_without_totals_can_be_resumed(tmp_path):
+    path = tmp_path / "model.tar"
+    checkpoint.save(path, make_learner())
+    contents = torch.load(path, weights_only=True)
+    del contents["stats"]["totals"]
+    torch.save(contents, path)
+    assert checkpoint.resume(path, make_learner())
+
+
+def test_a_model_of_other_shapes_is_told_with_the_place(tmp_path):
+    path = tmp_path / "model.tar"
+    checkpoint.save(path, make_learner())
+    model = make_model("mlp", (8,), 4, use_lstm=False)
+    with pytest.raises(UsageError, match=f"{path} was trained on Catch and does not fit Catch as"):
+        checkpoint.resume(path, Learner(model, FLAGS, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1])
+def test_a_damaged_checkpoint_is_told_with_the_place(tmp_path, length):
+    path = tmp_path / "model.tar"
+    checkpoint.save(path, make_learner())
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(UsageError, match=f"{path} cannot be read as a checkpoint"):
+        checkpoint.resume(path, make_learner())

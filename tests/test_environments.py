@@ -1,5 +1,8 @@
 """Groups of environments as processes make them: frames that nobody stacked."""
 
+import random
+
+import gymnasium
 import numpy as np
 import pytest
 
@@ -70,3 +73,23 @@ def test_a_lane_takes_only_as_many_arrays_as_it_has_environments():
     with pytest.raises(ValueError, match="shape"):
         lane.write(make_group(K - 1, seed=1, env="CartPole-v1").reset())
     lane.release()
+
+
+class Dice:
+    """An environment that knows only the global generators."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.first = random.random()
+
+    def reset(self):
+        return np.array([self.first, random.random(), np.random.rand()])
+
+
+def test_the_seed_reaches_environments_that_draw_from_global_generators():
+    def throw(seed):
+        return np.asarray(make_group(K, seed=seed, env=f"{__name__}:Dice").reset()["frame"])
+
+    np.testing.assert_array_equal(throw(3), throw(3))
+    assert not (throw(3) == throw(4)).any()

@@ -101,6 +101,24 @@ def test_old_gym_environments_fit_and_their_limits_are_told_apart():
     ]
 
 
+def test_old_gym_environments_may_show_numbers():
+    class Old:
+        action_space = spaces.Discrete(2)
+        observation_space = spaces.Discrete(3, start=5)
+
+        def reset(self):
+            return 5
+
+        def step(self, action):
+            return 6 + action, 1.0, False, {}
+
+    envs = SyncEnvs(Old, num_envs=2)
+    assert envs.reset()["frame"].tolist() == [[1, 0, 0], [1, 0, 0]]
+    frame = envs.step(np.array([0, 1]))["frame"]
+    assert frame.tolist() == [[0, 1, 0], [0, 0, 1]]
+    assert frame.dtype == np.float32
+
+
 def test_tree_observations_are_stacked_leaf_by_leaf():
     class Tree(Counting):
         def reset(self, *, seed=None, options=None):
@@ -238,6 +256,31 @@ def test_a_factory_of_ones_own_is_found(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        gymnasium.error.DependencyNotInstalled("MuJoCo is not installed."),
+        ModuleNotFoundError("No module named 'jax'"),
+    ],
+)
+def test_an_environment_that_lacks_a_package_gets_one_sentence(error, monkeypatch):
+    def lack(render_mode):
+        raise error
+
+    spec = gymnasium.envs.registration.EnvSpec("Lacking-v0", entry_point=lack)
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    text = str(error).rstrip(".")
+    with pytest.raises(UsageError, match=rf"Lacking-v0 cannot be made \({text}\); install"):
+        make_envs(EnvOptions(spec.id), num_envs=1)
+
+
+def test_other_errors_of_a_factory_stay_what_they_are(monkeypatch, tmp_path):
+    (tmp_path / "my_bad_env.py").write_text("def build():\n    raise RuntimeError('no GPU')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match="no GPU"):
+        make_envs(EnvOptions("my_bad_env:build"), num_envs=1)
+
+
+@pytest.mark.parametrize(
     ("wrong", "right"),
     [
         ("PongNoFrameSkip-v4", "PongNoFrameskip-v4"),
@@ -332,3 +375,12 @@ def test_a_vector_environment_that_resets_at_once_is_refused():
     env = gymnasium.vector.SyncVectorEnv([lambda: Counting(3, True)], autoreset_mode=mode)
     with pytest.raises(UsageError, match="must reset at the step after an end"):
         VectorEnvs(env)
+
+
+def test_a_vector_environment_must_say_when_it_resets():
+    env = counting_vector(1, length=3, limit=True)
+    env.metadata = {}
+    with pytest.raises(UsageError, match=r"AutoresetMode\.NEXT_STEP if it resets at"):
+        VectorEnvs(env)
+    env.metadata = {"autoreset_mode": "NextStep"}
+    VectorEnvs(env).close()

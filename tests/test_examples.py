@@ -1,5 +1,7 @@
 """The clients in examples/ are built, keep the protocol's rules, and train an agent together."""
 
+import contextlib
+import os
 import re
 import signal
 import socket
@@ -11,11 +13,13 @@ import numpy as np
 import pytest
 
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.messages import Greeting, encode_greeting
+from libtorchbeast.rpc.messages import Greeting, Hello, encode_greeting
 from libtorchbeast.rpc.security import Security
-from libtorchbeast.rpc.steps import encode_actions
+from libtorchbeast.rpc.steps import encode_actions, encode_step
+from libtorchbeast.specs import ArraySpec, Spec
 from tests.certificates import Certificates
 from tests.examples import ROOT, build_cpp_client, install_js_client, load
+from tests.threads import wait_until
 from tests.training import Training
 
 pytestmark = pytest.mark.timeout(600)  # packages may have to be installed first
@@ -23,6 +27,7 @@ pytestmark = pytest.mark.timeout(600)  # packages may have to be installed first
 CONFORMANCE_S = 240
 
 conformance_script = load("conformance")
+conformance_rules = load("conformance_rules")
 
 # Introduces itself twice, does not wait, calls again at once, and will not be told to end.
 NAUGHTY = """
@@ -49,7 +54,7 @@ class Conformance:
     def __init__(self, client, *options):
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
         script = [sys.executable, str(ROOT / "examples" / "conformance.py")]
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [*script, "--listen", "127.0.0.1:0", *options, "--", *client],
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -57,14 +62,14 @@ class Conformance:
 
     def finish(self):
         """The exit code, and what was printed."""
-        code = self._process.wait(CONFORMANCE_S)
+        code = self.process.wait(CONFORMANCE_S)
         self._output.seek(0)
         return code, self._output.read()
 
     def close(self):
-        if self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait(10)
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(10)
         self._output.close()
 
 
@@ -106,6 +111,12 @@ def js_client(tmp_path_factory):
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+def tls_flags(certificates, name):
+    """For either end, with a certificate of its own."""
+    files = {"--tls_ca": "ca.pem", "--tls_cert": f"{name}.pem", "--tls_key": f"{name}.key"}
+    return [part for flag, file in files.items() for part in (flag, str(certificates.path(file)))]
 
 
 def check_over_tls(conformance, certificates, client):
@@ -156,6 +167,54 @@ def test_a_mistake_is_one_sentence(conformance):
     assert output == "error: listen must be host:port here, got unix:/nowhere.\n"
 
 
+def test_sigterm_ends_the_client_that_is_being_tried_too(conformance, tmp_path):
+    path = tmp_path / "pid"
+    told = f"echo $$ > {path}.part && mv {path}.part {path} && exec sleep 600"
+    run = conformance(["sh", "-c", told])
+    wait_until(path.exists, 60)
+    pid = int(path.read_text())
+    try:
+        run.process.terminate()
+        assert run.process.wait(20) == 128 + signal.SIGTERM
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_an_episode_may_be_truncated_right_after_the_stream_before_it_broke():
+    def encode(reward, done, count, truncated):
+        return encode_step(
+            {
+                "frame": np.zeros((1, 2), np.float32),
+                "reward": np.array([reward], np.float32),
+                "done": np.array([done]),
+                "episode_step": np.array([count], np.int32),
+                "episode_return": np.array([count], np.float32),
+                "truncated": np.array([truncated]),
+            }
+        )
+
+    def check(steps, is_new):
+        rules = conformance_rules.StepRules(hello, is_new=is_new)
+        for step in steps:
+            rules.check(encode(*step))
+
+    spec = Spec(ArraySpec("float32", (2,)), ArraySpec("int64"))
+    hello = Hello("test", 1, spec, 3, "")
+    truncated = (0.0, True, 200, True)
+    steps = [(0.0, True, 0, False), truncated, (1.0, False, 1, False), (1.0, True, 2, False)]
+    check(steps, is_new=False)
+    sentence = "Step {}, environment 0: truncated must follow an ordinary Step, got it after done"
+    with pytest.raises(conformance_rules.BrokenRule, match=sentence.format(1)):
+        check(steps, is_new=True)
+    with pytest.raises(conformance_rules.BrokenRule, match=sentence.format(2)):
+        check([*steps[:2], truncated], is_new=False)
+    with pytest.raises(conformance_rules.BrokenRule, match="reward of a truncated environment"):
+        check([steps[0], (1.0, True, 200, True)], is_new=False)
+
+
 @pytest.fixture(params=["cpp", "js"])
 def client(request):
     return request.getfixturevalue(f"{request.param}_client")
@@ -165,6 +224,55 @@ def test_another_machine_is_not_dialled_in_the_clear(client):
     result = subprocess.run([*client, "--connect", "learner:1"], stderr=subprocess.PIPE, timeout=30)
     assert result.returncode == 2
     assert b"Dialing another machine needs --tls_ca and a token" in result.stderr
+
+
+@contextlib.contextmanager
+def first_words(command):
+    """What a client says on stderr; it is ended after the block."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process.stderr
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("--tls_cert x", "--tls_cert and --tls_key belong together, got only one; give both."),
+        ("--tls_key x", "--tls_cert and --tls_key belong together, got only one; give both."),
+        ("--tls_cert x --tls_key x", "--tls_cert needs --tls_ca, got none; give both."),
+        (
+            "--tls_ca /dev/null --tls_cert /no/file --tls_key /no/file",
+            "--tls_cert must be a file that can be read, got /no/file.",
+        ),
+    ],
+)
+def test_half_given_certificates_are_one_sentence(client, args, sentence):
+    result = subprocess.run([*client, *args.split()], stderr=subprocess.PIPE, timeout=30, text=True)
+    assert (result.returncode, result.stderr) == (2, f"error: {sentence}\n")
+
+
+def test_a_learner_that_asks_for_certificates_lets_in_who_has_one(client, certificates):
+    security = Security(
+        tls_ca=certificates.path("ca.pem"),
+        tls_cert=certificates.path("learner.pem"),
+        tls_key=certificates.path("learner.key"),
+        tls_client_certs=True,
+    )
+    learner = conformance_script.Learner("127.0.0.1:0", security)
+    learner.start()
+    command = [*client, "--connect", learner.address, "--tls_server_name", "learner"]
+    try:
+        with first_words([*command, "--tls_ca", security.tls_ca]) as words:
+            assert "No learner at" in words.readline()
+            assert learner.forget_streams() == 0
+        with first_words([*command, *tls_flags(certificates, "worker")]) as words:
+            learner.accept(60).write(encode_greeting(Greeting("test")))
+            assert "Playing with the learner" in words.readline()
+    finally:
+        learner.stop()
 
 
 def test_ctrl_c_ends_a_client_that_finds_no_learner(client):
@@ -204,14 +312,18 @@ def test_an_environment_that_cannot_go_on_says_why(client):
     assert process.returncode == 1
 
 
-def test_clients_in_two_languages_train_an_agent_together(cpp_client, js_client, tmp_path):
+def test_clients_in_two_languages_train_an_agent_together(
+    certificates, cpp_client, js_client, tmp_path
+):
     args = ("--env", "remote", "--listen", "127.0.0.1:0", "--total_steps", "1000000")
+    args += (*tls_flags(certificates, "learner"), "--tls_client_certs")
     with Training("polybeast_learner", tmp_path, *args) as training:
         pattern = r"Environments can dial in at (\S+)\."
         training.wait_for(lambda: re.search(pattern, training.output), "port")
         address = re.search(pattern, training.output)[1]
+        dial = ("--connect", address, *tls_flags(certificates, "worker"))
         clients = [
-            subprocess.Popen([*client, "--connect", address], stderr=subprocess.PIPE, text=True)
+            subprocess.Popen([*client, *dial], stderr=subprocess.PIPE, text=True)
             for client in (cpp_client, js_client)
         ]
         try:

@@ -50,6 +50,19 @@ def test_a_resumed_run_goes_on_with_its_table(tmp_path):
     assert [(row["_tick"], row["step"]) for row in rows] == [("0", "1"), ("1", "2"), ("2", "3")]
 
 
+def test_ticks_go_on_without_a_gap_after_rows_are_dropped(tmp_path):
+    writer = FileWriter("run", rootdir=tmp_path)
+    for step in (1, 2, 3):
+        writer.log({"step": step})
+    writer.close()
+    writer = FileWriter("run", rootdir=tmp_path)
+    writer.drop_rows_after(1)
+    writer.log({"step": 2})
+    writer.close()
+    rows = read(tmp_path / "run" / "logs.csv")
+    assert [(row["_tick"], row["step"]) for row in rows] == [("0", "1"), ("1", "2")]
+
+
 def test_latest_follows_the_last_run_and_spares_a_real_folder(tmp_path):
     for name in ("a", "b"):
         FileWriter(name, rootdir=tmp_path).close()

@@ -164,3 +164,18 @@ def test_specs_survive_json():
 def test_a_turn_needs_a_word_of_its_own():
     with pytest.raises(TypeError, match="one uint32"):
         _C.Turn(np.zeros(2, np.uint32))
+
+
+def test_many_lanes_may_have_many_descriptors():
+    program = (
+        "import resource\n"
+        "from libtorchbeast.lanes import allow_descriptors\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "allow_descriptors(100)\n"
+        "print(min(1124, hard), *resource.getrlimit(resource.RLIMIT_NOFILE), hard)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    wanted, soft, hard, hard_before = (int(word) for word in run.stdout.split())
+    assert soft >= wanted
+    assert hard == hard_before

@@ -215,3 +215,10 @@ def test_weights_in_use_are_not_written_to():
 def test_servers_that_cannot_be_dialled_are_one_sentence(basename, sentence):
     with pytest.raises(UsageError, match=sentence):
         polybeast_learner.Flags(env="Catch", pipes_basename=basename).validate()
+
+
+@pytest.mark.parametrize(("num_envs", "is_told"), [(48, False), (520, True)])
+def test_rollouts_that_will_be_old_are_told(caplog, num_envs, is_told):
+    source = argparse.Namespace(num_envs=num_envs)
+    polybeast_learner.warn_of_lag(polybeast_learner.Flags(batch_size=8), source)
+    assert ("rollouts are 65 updates old" in caplog.text) == is_told

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from libtorchbeast.rpc import env_pb2 as pb
+from libtorchbeast.rpc.gateway import MAX_STRANGERS_TEXTS
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
     LEARNER_METHOD,
@@ -125,7 +126,13 @@ def step(**changes):
         ([HELLO, HELLO], 1, "INVALID_ARGUMENT", "Expected a Step, got hello"),
         ([HELLO, LATER], 1, "INVALID_ARGUMENT", "every done must be true"),
         ([HELLO, FIRST, b"garbage"], 2, "INVALID_ARGUMENT", "Expected an EnvironmentMessage"),
-        ([HELLO, FIRST, step(reward=[float("nan")])], 2, "INVALID_ARGUMENT", "finite, got nan"),
+        (
+            [HELLO, FIRST, step(reward=[float("nan")])],
+            2,
+            "INVALID_ARGUMENT",
+            "1e+09, got nan",
+        ),
+        ([encode_failure("boo")], 0, "INVALID_ARGUMENT", "must be a Hello, got failure"),
         (
             [HELLO, FIRST, LATER, step(observation=[bytes(5)])],
             3,
@@ -191,6 +198,20 @@ def test_one_host_cannot_take_all_places_without_a_word():
         for call in silent:
             call.cancel()
             outgoing.put(None)
+
+
+def test_strangers_do_not_fill_the_log(caplog, monkeypatch):
+    others = Spec(ArraySpec("uint8", (2,)), ArraySpec("int64"))
+    monkeypatch.setenv("TORCHBEAST_TOKEN", "secret")
+    with learner(listen=["127.0.0.1:0"]) as it, client(it.address):
+        it.wait_for_environments(1)
+        for size in range(1, 4 * MAX_STRANGERS_TEXTS):
+            assert talk(it.address, [b"\xff" * size])[1] == "INVALID_ARGUMENT"
+        wrong = encode_hello(Hello("x", 1, others, token="secret"))
+        assert talk(it.address, [wrong])[1] == "FAILED_PRECONDITION"
+        wait_until(lambda: "The learner works with observations" in caplog.text)
+        num_strangers = caplog.text.count("of env.proto, got")
+        assert num_strangers == MAX_STRANGERS_TEXTS
 
 
 def test_who_stops_reading_is_not_waited_for(it):

@@ -3,26 +3,34 @@
 import contextlib
 import gc
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import psutil
 import pytest
 
 import torchbeast
+from libtorchbeast.rpc import gateways
+from libtorchbeast.rpc.client import EnvironmentClient
 from libtorchbeast.rpc.connection import LearnerGone
 from libtorchbeast.rpc.gateways import Gateways
-from libtorchbeast.rpc.messages import Refused
+from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, Hello, Refused, encode_hello
 from libtorchbeast.rpc.security import Limits, Security
 from libtorchbeast.rpc.server import EnvironmentServer
+from libtorchbeast.rpc.single import Episode
+from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import ArraySpec, Spec
 from tests.counting import NUM_ACTIONS, Counting, counting_group
 from tests.remote import check_rollouts, client, learner
 from tests.threads import wait_until
+from torchbeast.envs.sync import SyncEnvs
 
 COUNTING = Spec(ArraySpec("float32", (3,)), ArraySpec("int64"))
 
@@ -314,6 +322,103 @@ def test_another_users_socket_is_not_called(tmp_path, caplog):
         with learner(server_addresses=[address]) as it:
             wait_until(lambda: "belongs to another user; it is not called" in caplog.text)
             assert it.gateways.num_streams == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_learner_is_not_told_the_token(tmp_path):
+    address = f"unix:{tmp_path}/learner"
+    with learner(listen=[address]) as it:
+        os.chown(tmp_path / "learner", 12345, 12345)
+        with (
+            connect(it, reconnect_s=0.0) as actor,
+            pytest.raises(LearnerGone, match="belongs to another user; it is not called"),
+        ):
+            actor.step(np.zeros(3, np.float32))
+
+
+def test_strangers_do_not_take_all_places_of_environments_that_listen(tmp_path):
+    address = f"unix:{tmp_path}/server"
+    path = "/" + "/".join(ENVIRONMENTS_METHOD)
+    limits = Limits(max_streams=2, handshake_s=60.0)
+    with serving(address, limits=limits), contextlib.ExitStack() as stack:
+        wait_until((tmp_path / "server").exists)
+        channels = [stack.enter_context(grpc.insecure_channel(address)) for _ in range(2)]
+        silence = queue.SimpleQueue()
+        calls = [channel.stream_stream(path)(iter(silence.get, None)) for channel in channels]
+        wait_until(lambda: any(not call.is_active() for call in calls))
+        [refused] = [call for call in calls if not call.is_active()]
+        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "1 streams from unix: have not introduced themselves" in refused.details()
+        for call in calls:
+            call.cancel()
+            silence.put(None)
+        with learner(server_addresses=[address, address, address]) as it:
+            it.wait_for_environments(4)
+            it.wait_for_streams(2)  # a third is turned away
+
+
+def test_how_a_server_ended_the_call_is_told_though_the_agent_was_thinking(tmp_path, caplog):
+    """The learner writes its actions to a call that is over already."""
+    address = f"unix:{tmp_path}/server"
+
+    def play(requests, context):
+        next(requests)
+        yield encode_hello(Hello("mine", 1, COUNTING))
+        yield encode_step(Episode().first_row(np.zeros(3, np.float32)))
+        context.abort(grpc.StatusCode.INTERNAL, "the simulator crashed")
+
+    service, method = ENVIRONMENTS_METHOD
+    handler = grpc.method_handlers_generic_handler(
+        service, {method: grpc.stream_stream_rpc_method_handler(play)}
+    )
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((handler,))
+    server.add_insecure_port(address)
+    server.start()
+    try:
+        with learner(server_addresses=[address]) as it:
+            it.hold.set()  # while the call ends
+            wait_until(lambda: it.gateways.num_streams == 1)
+            time.sleep(0.5)
+            it.hold.clear()
+            wait_until(lambda: "ended the call: the simulator crashed" in caplog.text)
+    finally:
+        server.stop(0)
+
+
+def test_environments_that_no_model_fits_are_sent_away_and_others_may_come():
+    def check(spec, num_actions):
+        if num_actions == 0:
+            raise Refused("FAILED_PRECONDITION", "how many actions?")
+
+    with learner(listen=["127.0.0.1:0"], check_first=check) as it:
+        with connect(it, num_actions=0) as actor, pytest.raises(Refused, match="how many actions"):
+            actor.step(np.zeros(2, np.float32))
+        assert it.gateways.spec is None
+        with connect(it) as actor:
+            actor.step(np.zeros(3, np.float32))
+        assert it.gateways.spec is not None
+
+
+def test_a_refused_row_is_no_reason_to_give_up_for_good():
+    class Spoilt(Counting):
+        def _observe(self, action):
+            return super()._observe(action) * (np.nan if self.count > 5 else 1)
+
+    with learner(listen=["127.0.0.1:0"]) as it:
+        client = EnvironmentClient(lambda: SyncEnvs(Spoilt, 1), it.address)
+        with pytest.raises(RuntimeError, match="The learner refused what was sent: Observation 0"):
+            client.run()
+
+
+def test_memory_of_a_container_is_less_than_the_machines(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(gateways, "CONTAINER_MEMORY", [tmp_path / "nothing", limit])
+    installed = gateways.memory_bytes()
+    limit.write_text("max\n")
+    assert gateways.memory_bytes() == installed
+    limit.write_text(f"{1 << 20}\n")
+    assert gateways.memory_bytes() == 1 << 20
 
 
 def test_a_gateway_takes_as_many_streams_as_it_may():

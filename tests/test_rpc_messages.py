@@ -21,6 +21,7 @@ from libtorchbeast.rpc.messages import (
     Hello,
     Refused,
     check_fit,
+    decode_answer,
     decode_greeting,
     decode_hello,
     encode_failure,
@@ -174,6 +175,8 @@ def deep(depth) -> bytes:
         (array("uint8", [2**31, 2**31]), "rows of one step may have 1000 bytes, 1 environments"),
         (deep(17), "may be nested 16 deep"),
         (wide(1024), "may have 1024 nests, got more"),
+        (hello_with(num_actions=2**32 - 1), "num_actions must be at most 65536, got 4294967295"),
+        (encode_failure("it broke"), "must be a Hello, got failure"),
         (hello_with(num_streams=65), "num_streams must be at most 64, got 65"),
         (bytes(2 << 20), "The first message may have 1048576 bytes, got 2097152"),
     ],
@@ -191,6 +194,40 @@ def test_nothing_of_a_hello_is_looked_at_before_its_token():
         decode_hello(hello_with(version=9, num_envs=0, token="mine"), check_token=check)
 
 
+def test_strangers_cannot_say_that_something_failed():
+    def check(token):
+        raise AssertionError("a Failure has none")
+
+    with pytest.raises(Refused, match="must be a Hello, got failure"):
+        decode_hello(encode_failure("read me"), check_token=check)
+    with pytest.raises(EnvironmentFailed, match="it broke"):
+        decode_answer(encode_failure("it broke"), max_row_bytes=1000)
+
+
+def test_a_failure_with_broken_characters_can_be_told():
+    message = pb.EnvironmentMessage.FromString(encode_failure("caf\udce9.py broke"))
+    assert message.failure.text == "caf?.py broke"
+
+
+def test_numbers_that_are_not_packed_are_read_up_to_a_few():
+    spec = Spec(ArraySpec("uint8"), ACTION)
+    for num_envs, fits in ((256, True), (400, False)):
+        lane, reader = make_reader(spec, num_envs)
+        step = bytearray()
+        for tag, value in ((0x15, b"\0\0\0\0"), (0x18, b"\1"), (0x28, b"\0")):
+            step += (bytes([tag]) + value) * num_envs
+        step += b"\x35\0\0\0\0" * num_envs
+        step += b"\x0a" + bytes([num_envs & 127 | 128, num_envs >> 7]) + bytes(num_envs)
+        size = bytes([len(step) & 127 | 128, len(step) >> 7])
+        data = b"\x12" + size + bytes(step)
+        if fits:
+            reader.read(data)
+        else:
+            with pytest.raises(Refused, match="got more; pack them"):
+                reader.read(data)
+        lane.release()
+
+
 def step_with(**changes) -> bytes:
     message = pb.EnvironmentMessage.FromString(encode_step(make_row(NESTED, NUM_ENVS)))
     for name, values in changes.items():
@@ -202,6 +239,7 @@ def step_with(**changes) -> bytes:
 
 IMAGE, NUMBER, FLAGS = bytes(12), bytes(8), bytes(4)
 NAN = np.full(2, np.nan, np.float32).tobytes()
+HUGE = np.full(2, -3e38, np.float32).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -216,11 +254,13 @@ NAN = np.full(2, np.nan, np.float32).tobytes()
             step_with(observation=[IMAGE + b"x", NUMBER, FLAGS]),
             r"Observation 0 must have 12 bytes \(uint8\[2, 2, 3\]\), got 13",
         ),
-        (step_with(observation=[IMAGE, NAN, FLAGS]), "Observation 1 must be finite"),
+        (step_with(observation=[IMAGE, NAN, FLAGS]), "Observation 1 must be from .* not-a-number"),
+        (step_with(observation=[IMAGE, HUGE, FLAGS]), r"must be from -1e\+09 to 1e\+09"),
         (step_with(observation=[IMAGE, NUMBER, b"\0\1\2\0"]), "Observation 2 is bool"),
         (step_with(reward=[1.0]), "must have 2 of reward, one for each environment, got 1"),
-        (step_with(reward=[1.0, float("nan")]), "Every reward must be finite, got nan"),
-        (step_with(episode_return=[1.0, float("inf")]), "episode_return must be finite, got inf"),
+        (step_with(reward=[1.0, float("nan")]), r"Every reward must be from .*, got nan"),
+        (step_with(reward=[1.0, -2e9]), r"reward must be from -1e\+09 to 1e\+09, got -2e\+09"),
+        (step_with(episode_return=[1.0, float("inf")]), r"episode_return must be from .*, got inf"),
         (step_with(done=[True]), "must have 2 of done"),
         (step_with(done=[True, False]), "In the first Step of a stream every done must be true"),
         (step_with(episode_step=[0, 2**32 - 1]), "episode_step must be at most 2147483647"),
@@ -248,8 +288,6 @@ def test_a_failure_arrives_with_its_text():
     lane, reader = make_reader()
     with pytest.raises(EnvironmentFailed, match="it broke"):
         reader.read(encode_failure("it broke"))
-    with pytest.raises(EnvironmentFailed, match="it broke"):
-        decode_hello(encode_failure("it broke"))
     lane.release()
 
 

@@ -36,6 +36,7 @@ from torchbeast.core.learner import Batch, Learner
 from torchbeast.core.memory import keep_freed_memory
 from torchbeast.core.processes import ParentGone, ParentPipe, describe_death, set_up_child
 from torchbeast.core.seeding import SEED_LIMIT, seed_everything
+from torchbeast.core.signals import StopRequest
 from torchbeast.core.threads import Threads
 from torchbeast.core.tree import map_tree
 from torchbeast.core.weights import SharedWeights
@@ -235,8 +236,12 @@ class Actors:
         self._free = deque(range(flags.num_slots))
         self._checked_at = time.monotonic()
         self._actors = [Actor(i) for i in range(flags.num_actors)]
-        for actor in self._actors:
-            self._start(actor)
+        try:
+            for actor in self._actors:
+                self._start(actor)
+        except BaseException:  # there is no room for one more: those before must end
+            self.close()
+            raise
 
     def poll(self) -> list[Filled]:
         """The rollouts that were filled; waits a little if there are none."""
@@ -284,14 +289,14 @@ class Actors:
         seed = self._first_seed + number * self._flags.envs_per_actor
         actor.num_starts += 1
         ours, theirs = self._context.Pipe()
-        actor.process = self._context.Process(
+        process = self._context.Process(
             target=act,
             name=f"actor-{actor.id}",
             args=(actor.id, seed % SEED_LIMIT, self._flags, self._shared, theirs),
         )
-        actor.process.start()
+        process.start()
         theirs.close()  # from now on, the actor's death closes the pipe
-        actor.pipe = ours
+        actor.process, actor.pipe = process, ours
         actor.idle_s = 0.0
         self._hand_out()
 
@@ -402,16 +407,19 @@ def train(flags: Flags) -> int:
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
     seed_everything(flags.seed)
-    envs = make_envs(flags.env_options, num_envs=1, seed=flags.seed)
-    row, num_actions = envs.reset(), envs.num_actions
-    envs.close()
-    learner = Learner(build_model(flags, row, num_actions), flags, flags.learner_device)
-    shared = Shared(
-        Rollouts(flags, row, learner.model, num_actions),
-        SharedWeights(learner.model),
-        torch.zeros(flags.num_actors, dtype=torch.int64).share_memory_(),
-    )
-    return run_training(flags, learner, lambda run: act_and_learn(flags, learner, shared, run))
+    with StopRequest() as stop:
+        envs = make_envs(flags.env_options, num_envs=1, seed=flags.seed)
+        row, num_actions = envs.reset(), envs.num_actions
+        envs.close()
+        learner = Learner(build_model(flags, row, num_actions), flags, flags.learner_device)
+        shared = Shared(
+            Rollouts(flags, row, learner.model, num_actions),
+            SharedWeights(learner.model),
+            torch.zeros(flags.num_actors, dtype=torch.int64).share_memory_(),
+        )
+        return run_training(
+            flags, learner, lambda run: act_and_learn(flags, learner, shared, run), stop
+        )
 
 
 def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> None:

@@ -53,7 +53,7 @@ def open_source(flags: Flags) -> Source:
 
 def train(flags: Flags) -> int:
     """Train until `total_steps`, or until told to stop. Returns the exit code."""
-    return polybeast_learner.train(flags, open_source(flags))
+    return polybeast_learner.train(flags, open_source)
 
 
 def main(flags: Flags) -> int:

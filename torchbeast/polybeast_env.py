@@ -67,7 +67,7 @@ class Flags(EnvOptions, Security):
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
         for name in ("num_servers", "envs_per_server", "env_timeout_s"):
-            if getattr(self, name) < 1:
+            if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
         check_env(self.env)
         try:

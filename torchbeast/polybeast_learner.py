@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import libtorchbeast
 import nest
 from libtorchbeast.rpc.security import Address, Limits, Security, server_address
-from libtorchbeast.specs import ROW_FIELDS
+from libtorchbeast.specs import ROW_FIELDS, Spec
 from torchbeast.core.actor_model import ActorModel
 from torchbeast.core.evaluate import evaluate
 from torchbeast.core.file_writer import new_xpid
@@ -37,8 +37,9 @@ from torchbeast.core.losses import (
 )
 from torchbeast.core.memory import keep_freed_memory
 from torchbeast.core.seeding import seed_everything
+from torchbeast.core.signals import StopRequest
 from torchbeast.core.stats import RunningStats
-from torchbeast.core.threads import BusyClock, Threads
+from torchbeast.core.threads import BusyClock, Threads, set_cpu_threads
 from torchbeast.core.trace import Trace
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, make_model
@@ -60,6 +61,7 @@ __all__ = [
 
 logger = logging.getLogger("torchbeast")
 
+MANY_UPDATES = 32  # more between acting and learning than V-trace makes up for well
 POLL_S = 0.1  # how soon the main thread sees a signal, a dead worker, the end
 GOOD_INFERENCE_BATCH = 16  # rows worth waiting a little for: below, weights move, not frames
 INFERENCE_PATIENCE_MS = 5
@@ -155,6 +157,8 @@ class Flags(TrainingFlags, Security):
                 device = self.find_device(getattr(self, name))
             except RuntimeError as error:
                 raise UsageError(f"--{name} must be auto, cpu or cuda: {error}") from error
+            if device.type not in ("cpu", "cuda"):
+                raise UsageError(f"--{name} must be auto, cpu or cuda, got {device}.")
             if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
                 raise UsageError(
                     f"--{name} is {device}, but PyTorch sees {torch.cuda.device_count()} GPUs; "
@@ -292,19 +296,53 @@ def own_stream(device: torch.device) -> AbstractContextManager[Any]:
 # ---------------------------------------------------------------------------------- train and test
 
 
-def train(flags: Flags, source: Source | None = None) -> int:
+def open_source(flags: Flags) -> Source:
+    """The connections that the flags ask for."""
+    return RemoteEnvironments(
+        flags.env_options,
+        flags.listen_at,
+        flags.dial,
+        Security.of(flags),
+        flags.num_gateways,
+        flags.limits,
+        rows_per_rollout=flags.unroll_length + 1,
+        check_model=lambda spec, num_actions: build_model(flags, spec, num_actions),
+    )
+
+
+def build_model(flags: Flags, spec: Spec, num_actions: int) -> nn.Module:
+    """The agent for such environments."""
+    frame_shape = nest.map(lambda leaf: leaf.shape, spec.observation)
+    return make_model(flags.model, frame_shape, num_actions, flags.use_lstm)
+
+
+def train(flags: Flags, open_source: Callable[[Any], Source] = open_source) -> int:
     """Train until `total_steps`, or until told to stop. Returns the exit code."""
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
     seed_everything(flags.seed)
-    source = source or open_source(flags)
-    try:
-        frame_shape = nest.map(lambda spec: spec.shape, source.spec.observation)
-        model = make_model(flags.model, frame_shape, source.num_actions, flags.use_lstm)
-        learner = Learner(model, flags, flags.find_device(flags.learner_device))
-        return run_training(flags, learner, lambda run: act_and_learn(flags, learner, source, run))
-    finally:
-        source.close()
+    with StopRequest() as stop:
+        source = open_source(flags)
+        try:
+            warn_of_lag(flags, source)
+            model = build_model(flags, source.spec, source.num_actions)
+            learner = Learner(model, flags, flags.find_device(flags.learner_device))
+            return run_training(
+                flags, learner, lambda run: act_and_learn(flags, learner, source, run), stop
+            )
+        finally:
+            source.close()
+
+
+def warn_of_lag(flags: Flags, source: Source) -> None:
+    """Between two rollouts of an environment there is an update for each `batch_size` others."""
+    num_updates = source.num_envs // flags.batch_size
+    if num_updates > MANY_UPDATES:
+        logger.warning(
+            "With %d environments and batches of %d, rollouts are %d updates old when they are "
+            "learnt from; a larger --batch_size or fewer environments learn better.",
+            source.num_envs, flags.batch_size, num_updates,
+        )  # fmt: skip
 
 
 def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> None:
@@ -343,12 +381,12 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
                 finished.set()
 
     def run_learner() -> None:
-        torch.set_num_threads(flags.learner_cpu_threads)
+        set_cpu_threads(flags.learner_cpu_threads)
         torch.set_flush_denormal(True)  # means of squares of weights that are never used
         learn_from(learner_queue, learner, update)
 
     def run_inference() -> None:
-        torch.set_num_threads(1)
+        set_cpu_threads(1)
         inference(flags, inference_batcher, actor_model, stats=learner.stats)
 
     threads = [
@@ -414,19 +452,6 @@ class Stages:
         padded = int(counts["padded_rollouts"])
         self._stats.count("padded_rollouts", padded - self._padded)
         self._padded = padded
-
-
-def open_source(flags: Flags) -> Source:
-    """The connections that the flags ask for."""
-    return RemoteEnvironments(
-        flags.env_options,
-        flags.listen_at,
-        flags.dial,
-        Security.of(flags),
-        flags.num_gateways,
-        flags.limits,
-        rows_per_rollout=flags.unroll_length + 1,
-    )
 
 
 def test(flags: Flags) -> int:

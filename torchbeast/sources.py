@@ -7,12 +7,13 @@ pool, and looks after them.
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Protocol
 
 from libtorchbeast import ActorPool
 from libtorchbeast.rpc.gateways import Gateways
+from libtorchbeast.rpc.messages import Refused
 from libtorchbeast.rpc.security import Limits, Security
 from libtorchbeast.specs import ArraySpec, Spec, spec_of
 from libtorchbeast.workers import Workers
@@ -105,7 +106,10 @@ class RemoteEnvironments:
         num_gateways: int = 1,
         limits: Limits | None = None,
         rows_per_rollout: int = 1,
+        check_model: Callable[[Spec, int], object] = lambda spec, num_actions: None,
     ) -> None:
+        """`check_model` raises UsageError if there is no model for environments elsewhere."""
+        self._check_model = check_model
         spec, num_actions = (None, None) if options.env == REMOTE else look_at(options)
         plain = EnvOptions(options.env)
         for field in dataclasses.fields(options):
@@ -122,6 +126,7 @@ class RemoteEnvironments:
                 num_gateways=num_gateways,
                 limits=limits,
                 rows_per_rollout=rows_per_rollout,
+                check_first=self._check_first,
             )
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error
@@ -161,12 +166,21 @@ class RemoteEnvironments:
                 if time.monotonic() >= tell_at:
                     tell_at = time.monotonic() + TELL_AGAIN_S
                     logger.info("Waiting for the first environments, to see what they are like.")
-        if self._gateways.num_actions is None:
-            raise UsageError(
-                "The environments do not say how many actions they take; set num_actions in their "
-                "Hello, or name them here with --env."
-            )
+        assert self._gateways.num_actions is not None
         return self._gateways.spec, self._gateways.num_actions
+
+    def _check_first(self, spec: Spec, num_actions: int) -> None:
+        """Those who cannot be learnt from are sent away, and the wait goes on."""
+        if num_actions == 0:
+            raise Refused(
+                "FAILED_PRECONDITION",
+                "These environments do not say how many actions they take; set num_actions in "
+                "their Hello, or name them to the learner with --env.",
+            )
+        try:
+            self._check_model(spec, num_actions)
+        except UsageError as error:
+            raise Refused("FAILED_PRECONDITION", str(error)) from error
 
 
 class BothEnvironments:

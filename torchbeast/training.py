@@ -33,18 +33,27 @@ class Run:
         self._stop = stop
         self._reporter = reporter
         self._saved_at = time.monotonic()
+        self._complaint = ""
 
     @property
     def told_to_stop(self) -> bool:
         return self._stop.signal is not None
 
     def tick(self) -> None:
-        """Report and save if it is time. Call it a few times a second."""
-        self._reporter.update()
-        if time.monotonic() - self._saved_at > self._flags.checkpoint_interval_s:
-            self._saved_at = time.monotonic()
-            if not self._flags.disable_checkpoint:
-                save(self._flags, self._learner)
+        """Report and save if it is time. Call it a few times a second.
+
+        A disk that is full or away for a while ends no run: the next time may be better.
+        """
+        try:
+            self._reporter.update()
+            if time.monotonic() - self._saved_at > self._flags.checkpoint_interval_s:
+                self._saved_at = time.monotonic()
+                if not self._flags.disable_checkpoint:
+                    save(self._flags, self._learner)
+        except (OSError, RuntimeError) as error:  # torch.save raises the latter
+            if str(error) != self._complaint:
+                logger.error("Training goes on, but its files cannot be written: %s", error)
+            self._complaint = str(error)
 
 
 def save(flags: TrainingFlags, learner: Learner) -> None:
@@ -61,9 +70,13 @@ def save(flags: TrainingFlags, learner: Learner) -> None:
 @contextmanager
 def only_run_in(folder: Path, patience_s: float = ENDING_S) -> Iterator[None]:
     """Two runs in one folder would write over each other's files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise UsageError(f"Nothing can be kept in {folder}: {error}; see --savedir.") from error
     deadline = time.monotonic() + patience_s
-    with (folder / "lock").open("w") as file:
+    with lock as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,11 +93,21 @@ def only_run_in(folder: Path, patience_s: float = ENDING_S) -> Iterator[None]:
         yield
 
 
-def run_training(flags: TrainingFlags, learner: Learner, loop: Callable[[Run], None]) -> int:
-    """Call `loop` between resuming and the last checkpoint. Returns the exit code."""
+def run_training(
+    flags: TrainingFlags, learner: Learner, loop: Callable[[Run], None], stop: StopRequest
+) -> int:
+    """Call `loop` between resuming and the last checkpoint. Returns the exit code.
+
+    `stop` is entered by the caller, so that signals are noted also while it sets up and clears.
+    """
     assert flags.xpid is not None
     with only_run_in(flags.rundir):
         path = flags.rundir / checkpoint.FILE_NAME
+        if flags.disable_checkpoint and path.exists():
+            raise UsageError(
+                f"{flags.rundir} has a checkpoint, which --disable_checkpoint would not go on "
+                "from; give another --xpid."
+            )
         resumed = not flags.disable_checkpoint and checkpoint.resume(path, learner)
         if learner.stats.step >= flags.total_steps:
             print(
@@ -96,7 +119,7 @@ def run_training(flags: TrainingFlags, learner: Learner, loop: Callable[[Run], N
         what = f"Resuming at step {learner.stats.step:,} of" if resumed else "Training on"
         print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
 
-        with StopRequest() as stop, Reporter(flags, writer, learner.stats) as reporter:
+        with Reporter(flags, writer, learner.stats) as reporter:
             try:
                 loop(Run(flags, learner, stop, reporter))
             finally:

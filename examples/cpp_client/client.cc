@@ -18,10 +18,10 @@ constexpr std::chrono::seconds kActionsLimit{600};    // or may be held up later
 constexpr std::chrono::seconds kFailureLimit{2};
 constexpr std::size_t kMaxFailureText = 10'000;
 
-std::string read_file(const std::string& path) {
+std::string read_file(const std::string& flag, const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
-    throw std::invalid_argument("--tls_ca must be a file that can be read, got " + path + ".");
+    throw std::invalid_argument(flag + " must be a file that can be read, got " + path + ".");
   }
   return {std::istreambuf_iterator<char>(file), {}};
 }
@@ -45,7 +45,11 @@ std::shared_ptr<grpc::Channel> make_channel(const Options& options) {
     arguments.SetSslTargetNameOverride(options.tls_server_name);
   }
   grpc::SslCredentialsOptions tls;
-  tls.pem_root_certs = read_file(options.tls_ca);
+  tls.pem_root_certs = read_file("--tls_ca", options.tls_ca);
+  if (!options.tls_cert.empty()) {
+    tls.pem_cert_chain = read_file("--tls_cert", options.tls_cert);
+    tls.pem_private_key = read_file("--tls_key", options.tls_key);
+  }
   return grpc::CreateCustomChannel(options.address, grpc::SslCredentials(tls), arguments);
 }
 

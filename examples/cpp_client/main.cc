@@ -29,7 +29,7 @@ struct Flags {
 
 constexpr char kUsage[] =
     "walk_client [--connect host:port] [--num_envs 8] [--seed 1] [--tls_ca ca.pem]\n"
-    "            [--tls_server_name name] [--insecure]\n"
+    "            [--tls_cert cert.pem --tls_key cert.key] [--tls_server_name name] [--insecure]\n"
     "The token, if the learner wants one, comes from the variable TORCHBEAST_TOKEN.\n";
 
 std::uint32_t to_number(const std::string& flag, const std::string& text) {
@@ -55,8 +55,16 @@ void check(const Flags& flags) {
     throw std::invalid_argument("--num_envs must be from 1 to 65536, got " +
                                 std::to_string(flags.num_envs) + ".");
   }
-  const bool is_safe = !flags.options.tls_ca.empty() && !flags.options.token.empty();
-  if (!is_local(flags.options.address) && !is_safe && !flags.insecure) {
+  const Options& options = flags.options;
+  if (options.tls_cert.empty() != options.tls_key.empty()) {
+    throw std::invalid_argument(
+        "--tls_cert and --tls_key belong together, got only one; give both.");
+  }
+  if (!options.tls_cert.empty() && options.tls_ca.empty()) {
+    throw std::invalid_argument("--tls_cert needs --tls_ca, got none; give both.");
+  }
+  const bool is_safe = !options.tls_ca.empty() && !options.token.empty();
+  if (!is_local(options.address) && !is_safe && !flags.insecure) {
     throw std::invalid_argument(
         "Dialing another machine needs --tls_ca and a token in TORCHBEAST_TOKEN, or --insecure for "
         "a network that you trust.");
@@ -86,6 +94,10 @@ Flags parse(int argc, char** argv) {
       flags.seed = to_number(flag, value);
     } else if (flag == "--tls_ca") {
       flags.options.tls_ca = value;
+    } else if (flag == "--tls_cert") {
+      flags.options.tls_cert = value;
+    } else if (flag == "--tls_key") {
+      flags.options.tls_key = value;
     } else if (flag == "--tls_server_name") {
       flags.options.tls_server_name = value;
     } else {

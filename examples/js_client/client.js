@@ -3,6 +3,7 @@
 //   node client.js --connect 127.0.0.1:4242 --num_envs 8
 //
 // Exit codes: 0 after SIGTERM, 130 after Ctrl-C, 1 if something broke, 2 for a mistake or a refusal.
+import { accessSync, constants } from "node:fs";
 import { isIPv4 } from "node:net";
 import { parseArgs } from "node:util";
 
@@ -19,6 +20,24 @@ function isLocal(address) {
   return address.startsWith("unix:") || ["localhost", "[::1]"].includes(host) || isLoopback;
 }
 
+function checkTls(values) {
+  if (!values.tls_cert !== !values.tls_key) {
+    throw new UsageError("--tls_cert and --tls_key belong together, got only one; give both.");
+  }
+  if (values.tls_cert && !values.tls_ca) {
+    throw new UsageError("--tls_cert needs --tls_ca, got none; give both.");
+  }
+  for (const flag of ["tls_ca", "tls_cert", "tls_key"]) {
+    try {
+      if (values[flag]) {
+        accessSync(values[flag], constants.R_OK);
+      }
+    } catch {
+      throw new UsageError(`--${flag} must be a file that can be read, got ${values[flag]}.`);
+    }
+  }
+}
+
 function parse() {
   const text = (value) => ({ type: "string", default: value });
   let values;
@@ -28,6 +47,8 @@ function parse() {
         connect: text("127.0.0.1:4242"),
         num_envs: text("8"),
         tls_ca: text(""),
+        tls_cert: text(""),
+        tls_key: text(""),
         tls_server_name: text(""),
         insecure: { type: "boolean", default: false },
       },
@@ -39,6 +60,7 @@ function parse() {
   if (!Number.isInteger(numEnvs) || numEnvs < 1 || numEnvs > 65536) {
     throw new UsageError(`--num_envs must be from 1 to 65536, got ${values.num_envs}.`);
   }
+  checkTls(values);
   const token = process.env.TORCHBEAST_TOKEN ?? "";
   const isSafe = values.tls_ca && token;
   if (!isLocal(values.connect) && !isSafe && !values.insecure) {
@@ -47,8 +69,15 @@ function parse() {
         "a network that you trust.",
     );
   }
-  const { connect: address, tls_ca: tlsCa, tls_server_name: tlsServerName } = values;
-  return { address, tlsCa, tlsServerName, numEnvs, token };
+  return {
+    address: values.connect,
+    tlsCa: values.tls_ca,
+    tlsCert: values.tls_cert,
+    tlsKey: values.tls_key,
+    tlsServerName: values.tls_server_name,
+    numEnvs,
+    token,
+  };
 }
 
 async function main() {

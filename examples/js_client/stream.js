@@ -33,13 +33,19 @@ export class Refused extends Error {}
 
 class LearnerGone extends Error {}
 
+function makeCredentials({ tlsCa, tlsCert, tlsKey }) {
+  if (!tlsCa) {
+    return grpc.credentials.createInsecure();
+  }
+  const read = (path) => (path ? readFileSync(path) : null);
+  return grpc.credentials.createSsl(read(tlsCa), read(tlsKey), read(tlsCert));
+}
+
 /** One stream; answers come one at a time. */
 class Connection {
-  constructor({ address, tlsCa, tlsServerName }) {
-    const credentials = tlsCa
-      ? grpc.credentials.createSsl(readFileSync(tlsCa))
-      : grpc.credentials.createInsecure();
-    this.client = new Learner(address, credentials, {
+  constructor(options) {
+    const { address, tlsServerName } = options;
+    this.client = new Learner(address, makeCredentials(options), {
       "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
       "grpc.max_send_message_length": -1,
       "grpc.keepalive_time_ms": KEEPALIVE_MS, // find out when the other end is gone

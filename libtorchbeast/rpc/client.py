@@ -15,7 +15,7 @@ import numpy as np
 
 from libtorchbeast.environments import Environments, Row
 from libtorchbeast.rpc.connection import BackOff, Connection, LearnerGone
-from libtorchbeast.rpc.messages import Hello
+from libtorchbeast.rpc.messages import Hello, Refused
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.server import introduce
 from libtorchbeast.rpc.single import without_truncation
@@ -73,7 +73,7 @@ class EnvironmentClient:
                 with contextlib.closing(self._connect(hello)) as connection:
                     row = as_first_row(row)
                     while not self._stopped.is_set():
-                        actions = reader.read(connection.exchange(encode_step(row)))
+                        actions = reader.read(self._show(row, connection))
                         back_off.reset()
                         row = self._step(environments, actions, connection)
                         if not self._knows_truncation:
@@ -89,12 +89,20 @@ class EnvironmentClient:
         connection = Connection(self._address, self._security)
         self._connection = connection
         try:
+            if self._stopped.is_set():  # it was, before there was a connection to close
+                raise LearnerGone("Stopped.")
             self._knows_truncation = connection.greet(hello).knows_truncation
         except BaseException:
             connection.close()
             raise
         self._tell(f"Playing with the learner at {self._address}.")
         return connection
+
+    def _show(self, row: Row, connection: Connection) -> bytes:
+        try:
+            return connection.exchange(encode_step(row))
+        except Refused as error:  # the next environments may do better
+            raise RuntimeError(f"The learner refused what was sent: {error}") from error
 
     def _step(self, environments: Environments, actions: Any, connection: Connection) -> Row:
         try:

@@ -46,6 +46,7 @@ class Actor:
         self._episode = Episode()
         self._connection: Connection | None = None
         self._reader: ActionsReader | None = None
+        self._knows_truncation = True
         self._hello: Hello | None = None
 
     def __enter__(self) -> "Actor":
@@ -78,7 +79,7 @@ class Actor:
         if self._connection is None:
             return self._dial(observation)
         try:
-            if done and final_observation is not None:
+            if done and final_observation is not None and self._knows_truncation:
                 self._exchange(self._episode.row(final_observation, reward, done=False))
                 return self._exchange(self._episode.row_after_time_limit(observation))
             return self._exchange(self._episode.row(observation, reward, done))
@@ -104,7 +105,8 @@ class Actor:
         while True:
             self._connection = Connection(self._address, self._security)
             try:
-                self._connection.greet(self._hello)
+                greeting = self._connection.greet(self._hello)
+                self._knows_truncation = greeting.knows_truncation
                 return self._exchange(row)
             except LearnerGone:
                 self.close()

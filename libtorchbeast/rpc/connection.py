@@ -18,7 +18,7 @@ from libtorchbeast.rpc.messages import (
     encode_hello,
     printable,
 )
-from libtorchbeast.rpc.security import Security
+from libtorchbeast.rpc.security import Address, Security, is_ours
 
 HANDSHAKE_S = 150.0  # a learner may be building its model
 ACTION_S = 600.0  # and may be held up for a while later, too
@@ -41,6 +41,7 @@ class Connection:
     def __init__(self, address: str, security: Security | None = None) -> None:
         import grpc
 
+        check_owner(address)
         self._grpc = grpc
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = (security or Security()).channel(address, MAX_MESSAGE_BYTES)
@@ -82,6 +83,14 @@ class Connection:
             if code in _PERMANENT:
                 raise Refused(code, text) from error
             raise LearnerGone(text) from error
+
+
+def check_owner(address: str) -> None:
+    """Another user's socket is not told our token; `LearnerGone` if it is one."""
+    path = Address.parse(address).path
+    with contextlib.suppress(FileNotFoundError):
+        if path and not is_ours(path):
+            raise LearnerGone(f"The socket {path} belongs to another user; it is not called.")
 
 
 class Watchdog:

@@ -100,6 +100,10 @@ class WatchedEnvironments:
         with self._watch.busy("A step"):
             return self._environments.step(actions)
 
+    def close(self) -> None:
+        with self._watch.busy("Closing the environments"):
+            self._environments.close()
+
 
 def run(config: EnvironmentsConfig) -> None:
     """Until SIGTERM."""

@@ -22,14 +22,10 @@ import grpc
 import grpc.aio
 
 import nest
-from libtorchbeast.lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
+from libtorchbeast.lanes import AGENT, ENVIRONMENT, Lane, LaneClosed, allow_descriptors
 from libtorchbeast.rpc.control import ControlSocket
 from libtorchbeast.rpc.exchange import Read, Write, exchange
-from libtorchbeast.rpc.gateway_config import (
-    DESCRIPTORS_PER_STREAM,
-    GatewayConfig,
-    allow_descriptors,
-)
+from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.lane_pool import LanePool, learner_is_ending
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
@@ -38,6 +34,7 @@ from libtorchbeast.rpc.messages import (
     Greeting,
     Hello,
     Refused,
+    decode_answer,
     decode_hello,
     encode_greeting,
     printable,
@@ -48,8 +45,8 @@ from libtorchbeast.rpc.security import (
     ConnectionRate,
     Limits,
     Security,
+    Strangers,
     check_token,
-    host_of,
     is_ours,
     server_options,
 )
@@ -61,6 +58,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between two calls of an address
 LOOK_FOR_SOCKET_S = 0.5
 SAME_TEXT_S = 60.0  # the same sentence is told once in so long
 MAX_TEXTS = 100  # different ones, in so long
+MAX_STRANGERS_TEXTS = 10  # of those who have not shown a token
 STOP_S = 1.0
 
 # What an other end must do in time.
@@ -90,6 +88,23 @@ class Stream:
             self.task.cancel()
 
 
+class Texts:
+    """What is told to the learner's log: not the same again and again, and not too much."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._told: dict[str, float] = {}
+
+    def take(self, text: str) -> bool:
+        """Whether to tell this."""
+        now = time.monotonic()
+        self._told = {text: at for text, at in self._told.items() if now - at < SAME_TEXT_S}
+        if text in self._told or len(self._told) >= self._most:
+            return False
+        self._told[text] = now
+        return True
+
+
 class Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
@@ -101,7 +116,9 @@ class Gateway:
         self._rate = ConnectionRate(self._limits)
         self._streams: set[Stream] = set()
         self._callers: dict[str, list[asyncio.Task[None]]] = {}  # of each address that is dialled
-        self._told: dict[str, float] = {}
+        self._texts = Texts(MAX_TEXTS)
+        self._strangers = Strangers(self._limits)
+        self._strangers_texts = Texts(MAX_STRANGERS_TEXTS)
         self._stopped = asyncio.Event()
         self._num_playing = 0
 
@@ -140,11 +157,8 @@ class Gateway:
             self._stopped.set()
 
     def _report(self, text: str, peer: str, kind: str = "warning") -> None:
-        """To the learner's log, but not the same sentence again and again."""
-        now = time.monotonic()
-        self._told = {text: at for text, at in self._told.items() if now - at < SAME_TEXT_S}
-        if text not in self._told and len(self._told) < MAX_TEXTS:
-            self._told[text] = now
+        """To the learner's log."""
+        if self._texts.take(text):
             self._tell(kind, text=text, peer=peer)
 
     def _hear(self) -> None:
@@ -246,6 +260,7 @@ class Gateway:
         self._streams.add(stream)
         stream.expect(INTRODUCE, self._limits.handshake_s)
         refused = None
+        texts = self._strangers_texts
         try:
             if self._stopped.is_set():
                 raise learner_is_ending()
@@ -255,15 +270,16 @@ class Gateway:
                     f"This gateway takes {self._limits.max_streams} streams, and all are in use.",
                 )
             self._rate.take(stream.peer)
-            self._check_strangers(stream.peer)
-            data = await context.read()
-            if data is grpc.aio.EOF:
-                return
-            hello = decode_hello(
-                data,
-                self._limits.max_message_bytes,
-                check_token=lambda token: check_token(self._token, token),
-            )
+            with self._strangers.meet(stream.peer):
+                data = await context.read()
+                if data is grpc.aio.EOF:
+                    return
+                hello = decode_hello(
+                    data,
+                    self._limits.max_message_bytes,
+                    check_token=lambda token: check_token(self._token, token),
+                )
+            texts = self._texts
             accept = encode_greeting(
                 Greeting("learner", knows_truncation=self._config.knows_truncation)
             )
@@ -283,20 +299,10 @@ class Gateway:
         finally:
             self._streams.discard(stream)
         if refused is not None:
-            if refused.code != "UNAVAILABLE":
-                self._report(f"Environments were refused: {refused}", stream.peer)
+            text = f"Environments were refused: {refused}"
+            if refused.code != "UNAVAILABLE" and texts.take(text):
+                self._tell("warning", text=text, peer=stream.peer)
             await context.abort(grpc.StatusCode[refused.code], status_text(str(refused)))
-
-    def _check_strangers(self, peer: str) -> None:
-        """Nobody may take all places without a word."""
-        host = host_of(peer)
-        silent = [stream for stream in self._streams if INTRODUCE in stream.deadlines]
-        strangers = [stream for stream in silent if host_of(stream.peer) == host]
-        if len(strangers) > max(1, self._limits.max_streams // 2):
-            raise Refused(
-                "RESOURCE_EXHAUSTED",
-                f"{len(strangers)} streams from {host} have not introduced themselves; wait.",
-            )
 
     # Environments that listen.
 
@@ -377,7 +383,7 @@ class Gateway:
             await call.write(encode_greeting(greeting))
             data = await call.read()
             if data is not grpc.aio.EOF:
-                hello = decode_hello(data, self._limits.max_message_bytes)
+                hello = decode_answer(data, self._limits.max_message_bytes)
                 self._have_callers(stream.peer, hello.num_streams)
                 await self._play(stream, hello, call.read, call.write, None)
         finally:

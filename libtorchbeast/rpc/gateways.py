@@ -14,15 +14,12 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from libtorchbeast.lanes import CLOSED, Lane, close_free_lane
+from libtorchbeast.lanes import CLOSED, Lane, allow_descriptors, close_free_lane
 from libtorchbeast.rpc.control import ControlSocket
-from libtorchbeast.rpc.gateway_config import (
-    DESCRIPTORS_PER_STREAM,
-    GatewayConfig,
-    allow_descriptors,
-)
+from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.messages import Refused, canonical, check_fit, row_bytes
 from libtorchbeast.rpc.security import Address, Limits, Security
 from libtorchbeast.specs import Spec
@@ -37,6 +34,10 @@ WAIT_SLICE_S = 0.1
 HANG_S = 30.0  # a gateway that says nothing for so long hangs
 MAX_GAP_S = 2.0  # more time between two polls is no sign of that
 MEMORY_SHARE = 0.5  # of this machine's, for rollouts of environments elsewhere
+CONTAINER_MEMORY = [  # where version 2 and version 1 of control groups say how much there is
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+]
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Gateways:
         knows_truncation: bool = True,
         rows_per_rollout: int = 1,
         on_environment_error: Callable[[str], None] | None = None,
+        check_first: Callable[[Spec, int], None] | None = None,
     ) -> None:
         """Starts them; ValueError or OSError with one sentence if that cannot work.
 
@@ -83,6 +85,7 @@ class Gateways:
         Without a `spec` the first environments that introduce themselves decide. Each entry of
         `server_addresses` gets a stream, or as many as the server there asks for; an address may be
         there several times. `rows_per_rollout` says how much memory an environment takes.
+        `check_first(spec, num_actions)` may raise `Refused` for environments that were to decide.
         """
         self.spec = spec
         self.num_actions = num_actions or None
@@ -92,6 +95,7 @@ class Gateways:
         self._knows_truncation = knows_truncation
         self._rows_per_rollout = rows_per_rollout
         self._on_environment_error = on_environment_error
+        self._check_first = check_first
         self._is_closed = False
         self._polled_at = time.monotonic()
         self.num_restarts = 0
@@ -293,8 +297,7 @@ class Gateways:
     def _understand(self, gateway: _Gateway, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "lane":
-            gateway.wishes.append(message)
-            self._learn_spec(message)
+            self._hear_wish(gateway, message)
         elif kind == "streams":
             gateway.num_streams = message["number"]
         elif kind == "alive":
@@ -317,9 +320,19 @@ class Gateways:
 
     # Lanes.
 
+    def _hear_wish(self, gateway: _Gateway, wish: dict[str, Any]) -> None:
+        """A lane is wished for; by the first environments, which say what all are to be like."""
+        try:
+            self._learn_spec(wish)
+            gateway.wishes.append(wish)
+        except Refused as refusal:
+            self._reply(gateway, wish, refusal_of(refusal))
+
     def _learn_spec(self, wish: dict[str, Any]) -> None:
         spec = Spec.from_json(wish["spec"])
         if self.spec is None:
+            if self._check_first is not None:
+                self._check_first(spec, wish["num_actions"])
             self.spec = spec
         if self.num_actions is None and canonical(self.spec.action) == canonical(spec.action):
             self.num_actions = wish["num_actions"] or None
@@ -332,16 +345,17 @@ class Gateways:
             try:
                 answer = self._answer(gateway, wish)
             except Refused as refusal:
-                answer = {"kind": "refuse", "code": refusal.code, "text": str(refusal)}
+                answer = refusal_of(refusal)
             except (OSError, RuntimeError, MemoryError) as error:  # no descriptor or thread is left
                 logger.error("Environments are turned away, there is no lane for them: %s", error)
                 text = "The learner cannot take more environments now; wait."
-                answer = {"kind": "refuse", "code": "RESOURCE_EXHAUSTED", "text": text}
-            assert gateway.control is not None
-            try:
-                gateway.control.send(id=wish["id"], **answer)
-            except OSError:
-                return  # it has died; the next poll mends it
+                answer = refusal_of(Refused("RESOURCE_EXHAUSTED", text))
+            self._reply(gateway, wish, answer)
+
+    def _reply(self, gateway: _Gateway, wish: dict[str, Any], answer: dict[str, Any]) -> None:
+        assert gateway.control is not None
+        with contextlib.suppress(OSError):  # it has died; the next poll mends it
+            gateway.control.send(id=wish["id"], **answer)
 
     def _answer(self, gateway: _Gateway, wish: dict[str, Any]) -> dict[str, Any]:
         """A lane for a gateway that wishes one, or `Refused`."""
@@ -402,6 +416,21 @@ class Gateways:
             gateway.lent.discard(lane)
 
 
+def refusal_of(refused: Refused) -> dict[str, Any]:
+    return {"kind": "refuse", "code": refused.code, "text": str(refused)}
+
+
 def memory_bytes() -> int:
-    """Of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Of this machine, or of the container around us."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = [_number_in(path) for path in CONTAINER_MEMORY]
+    return min([installed, *(number for number in allowed if number)])
+
+
+def _number_in(path: Path) -> int:
+    """0 if there is none."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0

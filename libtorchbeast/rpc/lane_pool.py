@@ -122,11 +122,12 @@ class LanePool:
         try:
             async with asyncio.timeout(GRANT_S):
                 return await granted
-        except TimeoutError as error:
-            raise Refused("UNAVAILABLE", "The learner is not ready yet; try again.") from error
-        except asyncio.CancelledError:
+        except (TimeoutError, asyncio.CancelledError) as error:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
                 self._free.append(granted.result())  # it came at the moment when who asked left
+            if isinstance(error, TimeoutError):
+                text = "The learner is not ready yet; try again."
+                raise Refused("UNAVAILABLE", text) from error
             raise
         finally:
             del self._asked[id]

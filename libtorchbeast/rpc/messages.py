@@ -24,6 +24,7 @@ MAX_NESTS = 1024
 MAX_DEPTH = 16
 MAX_DIMENSIONS = 8
 MAX_NUM_ENVS = 1 << 16
+MAX_NUM_ACTIONS = 1 << 16
 MAX_NUM_STREAMS = 64  # that one server asks for
 MAX_NAME = 200
 MAX_TEXT = 10_000
@@ -82,14 +83,12 @@ def decode_hello(
     max_row_bytes: int = 1 << 40,
     check_token: Callable[[str], None] = lambda token: None,
 ) -> Hello:
-    """Raises `Refused`, or `EnvironmentFailed` if that is what came instead.
+    """Raises `Refused`.
 
     Whoever has no token gets nothing done here: `check_token` is called before anything else.
     """
     message = _parse_handshake(pb.EnvironmentMessage, data)
     kind = message.WhichOneof("message")
-    if kind == "failure":
-        raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
     if kind != "hello":
         raise invalid(f"The first message must be a Hello, got {kind or 'an empty one'}.")
     hello = message.hello
@@ -115,6 +114,8 @@ def decode_hello(
             f"With num_actions ({hello.num_actions}) the action must be int64[], "
             f"got {describe(spec.action)}."
         )
+    if hello.num_actions > MAX_NUM_ACTIONS:
+        raise invalid(f"num_actions must be at most {MAX_NUM_ACTIONS}, got {hello.num_actions}.")
     if hello.num_streams > MAX_NUM_STREAMS:
         raise invalid(f"num_streams must be at most {MAX_NUM_STREAMS}, got {hello.num_streams}.")
     return Hello(
@@ -125,6 +126,14 @@ def decode_hello(
         token=hello.token,
         num_streams=max(1, hello.num_streams),
     )
+
+
+def decode_answer(data: bytes, max_row_bytes: int) -> Hello:
+    """What environments that we dialled say first: `EnvironmentFailed` if they cannot be made."""
+    message = _parse_handshake(pb.EnvironmentMessage, data)
+    if message.WhichOneof("message") == "failure":
+        raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
+    return decode_hello(data, max_row_bytes)
 
 
 def encode_greeting(greeting: Greeting) -> bytes:
@@ -148,8 +157,8 @@ def decode_greeting(data: bytes) -> Greeting:
 
 
 def encode_failure(text: str) -> bytes:
-    # A traceback's end says most.
-    return pb.EnvironmentMessage(failure=pb.Failure(text=text[-MAX_TEXT:])).SerializeToString()
+    text = text[-MAX_TEXT:].encode(errors="replace").decode()  # a traceback's end says most
+    return pb.EnvironmentMessage(failure=pb.Failure(text=text)).SerializeToString()
 
 
 def _parse_handshake(message_class: Any, data: bytes) -> Any:

@@ -9,8 +9,10 @@ import hmac
 import ipaddress
 import os
 import socket
+import ssl
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +140,28 @@ class Security:
             path = getattr(self, name)
             if path is not None:
                 read_file(path, name)
+        self._check_certificates()
         self.read_token()
+
+    def _check_certificates(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            if self.tls_ca is not None:
+                context.load_verify_locations(self.tls_ca.expanduser())
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"tls_ca must be a certificate (PEM), got {self.tls_ca}: {error}."
+            ) from error
+        try:
+            if self.tls_cert is not None and self.tls_key is not None:
+                context.load_cert_chain(
+                    self.tls_cert.expanduser(), self.tls_key.expanduser(), password=""
+                )
+        except ssl.SSLError as error:
+            raise ValueError(
+                "tls_cert and tls_key must be a certificate and its key without a password (PEM), "
+                f"got {self.tls_cert} and {self.tls_key}: {error}."
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the token stays in its file or in the environment."""
@@ -262,6 +285,30 @@ def is_ours(path: str) -> bool:
     return os.stat(path).st_uid in (os.geteuid(), 0)
 
 
+class Strangers:
+    """Those who have not introduced themselves: nobody may take all places without a word."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = max(1, limits.max_streams // 2)
+        self._hosts: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def meet(self, peer: str) -> Iterator[None]:
+        """While a peer (as grpc names it) is one; `Refused` if its host has too many of them."""
+        host = host_of(peer)
+        if self._hosts[host] >= self._most:
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"{self._most} streams from {host} have not introduced themselves; wait.",
+            )
+        self._hosts[host] += 1
+        try:
+            yield
+        finally:
+            self._hosts[host] -= 1
+            self._hosts += Counter()  # forget those with none
+
+
 class ConnectionRate:
     """Counts what each host opens; a bucket a host, which refills as time passes."""
 
@@ -358,6 +405,10 @@ def remove_stale_socket(path: str) -> None:
             return
         except TimeoutError:
             pass
+        except PermissionError as error:
+            raise OSError(
+                f"Cannot listen at unix:{path}: another user's socket is there; name another path."
+            ) from error
     raise OSError(f"Cannot listen at unix:{path}: somebody listens there; name another path.")
 
 

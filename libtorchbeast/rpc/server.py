@@ -10,7 +10,7 @@ grpc is imported where it is used: `Server` may be made before a fork and run af
 import asyncio
 import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from libtorchbeast.environments import Environments
@@ -28,6 +28,7 @@ from libtorchbeast.rpc.security import (
     ConnectionRate,
     Limits,
     Security,
+    Strangers,
     check_token,
     server_options,
 )
@@ -36,6 +37,8 @@ from libtorchbeast.rpc.steps import ActionsReader, encode_step
 from libtorchbeast.specs import ArraySpec, Spec, spec_of
 
 MAX_STREAMS = 64  # each has environments of its own
+ANSWER_S = 600.0  # until the learner must have answered: it may be held up for a while
+LAST_WORDS_S = 2.0
 STOP_S = 1.0
 
 MakeEnvironments = Callable[[bool], Environments]
@@ -81,10 +84,12 @@ class EnvironmentServer:
         import grpc.aio
 
         self._rate = ConnectionRate(self._limits)
+        self._strangers = Strangers(self._limits)
+        self._num_playing = 0
         self._token = self._security.read_token()
         server = grpc.aio.server(
             options=server_options(self._limits),
-            maximum_concurrent_rpcs=self._limits.max_streams,
+            maximum_concurrent_rpcs=2 * self._limits.max_streams,
         )
         handler = grpc.stream_stream_rpc_method_handler(self._play)
         service, method = ENVIRONMENTS_METHOD
@@ -113,21 +118,38 @@ class EnvironmentServer:
 
         try:
             self._rate.take(context.peer())
-            data = await self._first_message(context)
-            if data is grpc.aio.EOF:
-                return  # the learner left without a word
-            greeting = decode_greeting(data)
-            check_token(self._token, greeting.token)
-            await self._serve(context, greeting.knows_truncation)
+            with self._strangers.meet(context.peer()):
+                data = await self._first_message(context)
+                if data is grpc.aio.EOF:
+                    return  # the learner left without a word
+                greeting = decode_greeting(data)
+                check_token(self._token, greeting.token)
+            with self._place():
+                await self._serve(context, greeting.knows_truncation)
         except Refused as error:
             await context.abort(grpc.StatusCode[error.code], status_text(str(error)))
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             pass  # the learner left
         except Exception as error:
-            with contextlib.suppress(grpc.aio.BaseError):  # nobody may be there to be told
-                await context.write(encode_failure(traceback.format_exc()))
+            with contextlib.suppress(grpc.aio.BaseError, TimeoutError):  # nobody may be there
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await context.write(encode_failure(traceback.format_exc()))
             text = f"{type(error).__name__}: {error}"
             await context.abort(grpc.StatusCode.UNKNOWN, status_text(text))
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of the streams that may be open at once."""
+        if self._num_playing >= self._limits.max_streams:
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"These environments take {self._limits.max_streams} streams, and all are in use.",
+            )
+        self._num_playing += 1
+        try:
+            yield
+        finally:
+            self._num_playing -= 1
 
     async def _first_message(self, context: Any) -> Any:
         try:
@@ -146,12 +168,20 @@ class EnvironmentServer:
             await context.write(encode_hello(hello))
             actions = ActionsReader(hello.spec, hello.num_envs)
             while True:
-                data = await exchange(context.read, context.write, encode_step(row))
+                data = await self._answer(context, encode_step(row))
                 if data is grpc.aio.EOF:
                     return
                 row = environments.step(actions.read(data))
                 if not knows_truncation:
                     row = without_truncation(row)
+
+    async def _answer(self, context: Any, data: bytes) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await exchange(context.read, context.write, data)
+        except TimeoutError:
+            text = f"The learner has not answered within {ANSWER_S:.0f} s."
+            raise Refused("DEADLINE_EXCEEDED", text) from None
 
 
 class Server(EnvironmentServer):

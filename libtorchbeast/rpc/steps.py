@@ -19,6 +19,10 @@ _LENGTH_DELIMITED = 2  # protobuf's wire type of bytes and messages
 _OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _MAX_COUNT = 2**31 - 1
+MAX_UNPACKED = 256
+MAX_NUMBER = (
+    1e9  # of rewards and observations: what is larger makes infinities of a model's outputs
+)
 
 
 def encode_step(row: dict[str, Any]) -> bytes:
@@ -60,8 +64,8 @@ class StepReader:
             ArrayReader(leaf_spec, num_envs, f"Observation {i}")
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
         ]
-        # Each number may have a field to itself; packed, as they should be, there are five.
-        self._max_fields = len(self._arrays) + 5 * num_envs + 5
+        # Packed, as they should be, there are five; each number of a few may have its own.
+        self._max_fields = len(self._arrays) + 5 * min(num_envs, MAX_UNPACKED) + 5
         self._is_first = True
 
     def read(self, data: bytes) -> None:
@@ -78,8 +82,8 @@ class StepReader:
         count = self._numbers(step.episode_step, "episode_step")
         total = self._numbers(step.episode_return, "episode_return")
         truncated = self._numbers(step.truncated, "truncated") if step.truncated else []
-        _check_finite(reward, "reward")
-        _check_finite(total, "episode_return")
+        _check_size(reward, "reward")
+        _check_size(total, "episode_return")
         if max(count) > _MAX_COUNT:
             raise invalid(f"episode_step must be at most {_MAX_COUNT}, got {max(count)}.")
         if self._is_first and not all(done):
@@ -106,11 +110,11 @@ class StepReader:
         return list(values)
 
 
-def _check_finite(values: list[float], name: str) -> None:
+def _check_size(values: list[float], name: str) -> None:
     # Floats of 32 bits cannot overflow a sum of 64, so that only what is not finite spoils it.
-    if not math.isfinite(sum(values)):
-        bad = next(value for value in values if not math.isfinite(value))
-        raise invalid(f"Every {name} must be finite, got {bad}.")
+    if not math.isfinite(sum(values)) or max(values) > MAX_NUMBER or min(values) < -MAX_NUMBER:
+        bad = next(value for value in values if not abs(value) <= MAX_NUMBER)
+        raise invalid(f"Every {name} must be from -{MAX_NUMBER:g} to {MAX_NUMBER:g}, got {bad:g}.")
 
 
 class ActionsReader:
@@ -154,8 +158,11 @@ class ArrayReader:
         if self._dtype.kind == "b" and np.frombuffer(data, np.uint8).max() > 1:
             raise invalid(f"{self._name} is bool: every byte must be 0 or 1, got another.")
         array = np.frombuffer(data, self._dtype).reshape(self._shape)
-        if self._dtype.kind == "f" and not np.isfinite(array).all():
-            raise invalid(f"{self._name} must be finite, got infinity or not-a-number in it.")
+        if self._dtype.kind == "f" and not float(np.abs(array).max()) <= MAX_NUMBER:
+            raise invalid(
+                f"{self._name} must be from -{MAX_NUMBER:g} to {MAX_NUMBER:g}, got a number beyond "
+                "that, an infinity or not-a-number in it."
+            )
         return array
 
 
@@ -183,7 +190,7 @@ def split_step(data: bytes, max_fields: int) -> tuple[list[memoryview], bytes]:
             end = _end_of_field(data, start)
             others.append(view[start:end])
         if len(observations) + len(others) > max_fields:
-            raise invalid(f"A Step may have {max_fields} fields here, got more.")
+            raise invalid(f"A Step may have {max_fields} fields here, got more; pack them.")
         start = end
     return observations, b"".join(others)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.learner import Learner
@@ -41,6 +42,23 @@ def load(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"There is no checkpoint at {path}; train first, or name another run with --xpid."
         ) from None
+    except Exception as error:  # whatever a damaged file makes of torch.load
+        raise UsageError(
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}); move it away to "
+            "train anew, or name another run with --xpid."
+        ) from error
+
+
+def load_model(path: Path, contents: dict[str, Any], model: nn.Module, env: str) -> None:
+    """Give `model`, made for `env`, the weights in a checkpoint's contents."""
+    try:
+        model.load_state_dict(contents["model_state_dict"])
+    except RuntimeError as error:
+        raise UsageError(
+            f"The agent in {path} was trained on {contents['flags']['env']} and does not fit "
+            f"{env} as it is now; bring back its environment and model, or name another run with "
+            "--xpid."
+        ) from error
 
 
 def resume(path: Path, learner: Learner) -> bool:
@@ -51,6 +69,7 @@ def resume(path: Path, learner: Learner) -> bool:
         return False
     contents = load(path)
     _check_same_agent(path, contents["flags"], learner.flags)
+    load_model(path, contents, learner.model, learner.flags.env)  # or say why it cannot
     learner.load_state_dict(contents)
     _set_random_state(contents["random_state"])
     return True

@@ -20,7 +20,8 @@ TRAINED_WITH = ("model", "use_lstm", "noop_max", "fire_reset", "sticky_actions")
 
 def evaluate(flags: TrainingFlags) -> list[float]:
     """Print and return the returns of `num_episodes` episodes with the newest checkpoint."""
-    contents = checkpoint.load(flags.rundir / checkpoint.FILE_NAME)
+    path = flags.rundir / checkpoint.FILE_NAME
+    contents = checkpoint.load(path)
     trained = contents["flags"]
     # Without --env (it has its default then) the agent plays what it was trained on.
     if flags.env == type(flags)().env:
@@ -28,7 +29,7 @@ def evaluate(flags: TrainingFlags) -> list[float]:
     options = dataclasses.replace(
         flags, **{name: trained[name] for name in TRAINED_WITH}
     ).env_options
-    print(f"Playing {flags.env} with {flags.rundir / checkpoint.FILE_NAME}")
+    print(f"Playing {flags.env} with {path}")
     render = flags.mode == "test_render"
     envs = make_envs(options, num_envs=1, seed=flags.seed, render=render)
     video = Video(flags.rundir / "test.mp4", envs) if render else None
@@ -36,13 +37,7 @@ def evaluate(flags: TrainingFlags) -> list[float]:
         row = envs.reset()
         frame_shape = map_tree(lambda array: tuple(array.shape[1:]), row["frame"])
         model = make_model(trained["model"], frame_shape, envs.num_actions, trained["use_lstm"])
-        try:
-            model.load_state_dict(contents["model_state_dict"])
-        except RuntimeError as error:
-            raise UsageError(
-                f"The agent in {flags.rundir} was trained on {trained['env']} and does not fit "
-                f"{flags.env}; leave out --env to play what it was trained on."
-            ) from error
+        checkpoint.load_model(path, contents, model, flags.env)
         model.eval()
         returns = _play(model, envs, row, flags.num_episodes, video)
     finally:

@@ -77,6 +77,7 @@ class FileWriter:
     def drop_rows_after(self, step: int) -> None:
         """Take back what an earlier run logged beyond the checkpoint that this one goes on from."""
         self._rewrite(lambda row: not row.get("step") or int(row["step"]) <= step)
+        _, self._tick = self._read_fields()
 
     def close(self, successful: bool = True) -> None:
         """Close the files and note the end in meta.json; more than once does no harm."""

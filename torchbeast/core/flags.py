@@ -67,7 +67,7 @@ class TrainingFlags(EnvOptions):
     """Let the learner's forward and backward pass run in bfloat16 where that is safe."""
     compile: bool = False
     """Compile the model with torch.compile: slow to start, for GPUs and long runs."""
-    learner_cpu_threads: int = max(1, num_cores() // 2)
+    learner_cpu_threads: int = min(8, max(1, num_cores() // 2))
     """Cores that one update may use (PyTorch's intra-op threads)."""
 
     max_policy_lag: int | None = None
@@ -178,6 +178,9 @@ def run_command_line(
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
 
 
 def _peek(args: list[str], name: str, default: str) -> str:

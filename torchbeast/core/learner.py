@@ -81,12 +81,15 @@ class Learner:
         if not math.isfinite(reported["grad_norm"]):
             raise FloatingPointError(
                 f"The gradient's norm must be finite, got {reported['grad_norm']} at "
-                f"step {self.stats.step}; lower --learning_rate or clip rewards."
+                f"step {self.stats.step}; lower --learning_rate, clip rewards, or look for "
+                "observations and rewards that are not finite."
             )
         reported["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
         self.stats.add_update(num_steps, reported, returns, lengths)
         self.scheduler.step()
+        if self.device.type == "cuda":  # other threads' streams may read the weights from here on
+            torch.cuda.current_stream(self.device).synchronize()
 
     def state_dict(self) -> dict[str, Any]:
         """All there is to go on from, under the names of TorchBeast's checkpoints."""

@@ -99,6 +99,7 @@ class RunningStats:
             "episodes": self.episodes,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
+            "totals": dict(self._totals),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -107,3 +108,4 @@ class RunningStats:
         self.episodes = state["episodes"]
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
+        self._totals.update(state.get("totals", {}))  # older checkpoints have none

@@ -5,9 +5,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+import torch
+
 from torchbeast.core.stats import RunningStats
 
 Item = TypeVar("Item")
+
+
+def set_cpu_threads(number: int) -> None:
+    """Cores that PyTorch may use for what the calling thread computes.
+
+    A thread takes over the process's number when it first asks for it, and only from then on has
+    one of its own: so ask first.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(number)
 
 
 class Threads:

@@ -4,11 +4,13 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from torchbeast.envs import atari
 from torchbeast.envs.row import Environments
@@ -46,6 +48,16 @@ def make_envs(
     options: EnvOptions, num_envs: int, seed: int | None = None, render: bool = False
 ) -> Environments:
     """`num_envs` environments that step together, each with a seed of its own."""
+    try:
+        return _make_envs(options, num_envs, seed, render)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise UsageError(
+            f"--env {options.env} cannot be made ({str(error).rstrip('.')}); "
+            "install what it needs, or name another."
+        ) from error
+
+
+def _make_envs(options: EnvOptions, num_envs: int, seed: int | None, render: bool) -> Environments:
     name = options.env
     if name == REMOTE:
         raise UsageError(
@@ -99,6 +111,9 @@ def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
     """`make_envs` for processes that get their arguments as JSON and copy frames on at once."""
     from libtorchbeast.environments import Unstacked
 
+    # What core/seeding.py does, without torch.
+    random.seed(seed)
+    np.random.seed(seed % 2**31)
     envs = make_envs(EnvOptions(**options), num_envs, seed)
     if isinstance(envs, SyncEnvs):
         envs.join = Unstacked

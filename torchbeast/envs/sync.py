@@ -18,8 +18,9 @@ class SyncEnvs:
 
     def __init__(self, make_env: Callable[[], Any], num_envs: int, seed: int | None = None) -> None:
         self.num_envs = num_envs
-        self.envs = [as_vectors(as_gymnasium(make_env())) for _ in range(num_envs)]
+        self.envs = [as_gymnasium(make_env()) for _ in range(num_envs)]
         self.num_actions = _num_actions(self.envs[0])
+        self._observation_space = getattr(self.envs[0], "observation_space", None)
         self._seed = seed
         self._counter = EpisodeCounter(num_envs)
         self._hit_time_limit = np.zeros(num_envs, np.bool_)
@@ -27,7 +28,7 @@ class SyncEnvs:
     def reset(self) -> Row:
         seeds = [None if self._seed is None else self._seed + i for i in range(self.num_envs)]
         frames = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, seeds, strict=True)]
-        return self._counter.first_row(self._join(frames))
+        return self._counter.first_row(self._as_frame(frames))
 
     def step(self, actions: np.ndarray) -> Row:
         frames = []
@@ -45,11 +46,18 @@ class SyncEnvs:
                     self._hit_time_limit[i] = False
                     frame, _ = env.reset()
             frames.append(frame)
-        return self._counter.row(self._join(frames), reward, done, truncated, actions)
+        return self._counter.row(self._as_frame(frames), reward, done, truncated, actions)
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+    def _as_frame(self, frames: list[Any]) -> Any:
+        """Observations that are one of n numbers become vectors with a 1 at that number."""
+        space = self._observation_space
+        if _is_discrete(space):
+            frames = [_as_vector(frame, space) for frame in frames]
+        return self._join(frames)
 
     def _join(self, frames: list[Any]) -> Any:
         """A list of observations (trees of arrays or numbers) to one tree."""
@@ -96,22 +104,20 @@ def as_gymnasium(env: Any) -> Any:
     return env if isinstance(env, gymnasium.Env) else _OldGym(env)
 
 
-def as_vectors(env: Any) -> Any:
-    """Observations that are one of n numbers become vectors with a 1 at that number."""
-    space = getattr(env, "observation_space", None)
-    if not isinstance(space, gymnasium.spaces.Discrete):
-        return env
-    one_hot = np.eye(int(space.n), dtype=np.float32)
-    box = gymnasium.spaces.Box(0.0, 1.0, (int(space.n),), np.float32)
-    return gymnasium.wrappers.TransformObservation(
-        env, lambda number: one_hot[int(number - space.start)], box
-    )
+def _is_discrete(space: Any) -> bool:
+    """By name, so that the old Gym's spaces fit, too."""
+    return any(kind.__name__ == "Discrete" for kind in type(space).__mro__)
+
+
+def _as_vector(number: Any, space: Any) -> np.ndarray:
+    vector = np.zeros(int(space.n), np.float32)
+    vector[int(number) - getattr(space, "start", 0)] = 1.0
+    return vector
 
 
 def _num_actions(env: Any) -> int:
     space: Any = getattr(env, "action_space", None)
-    # By name, so that the old Gym's spaces fit, too.
-    if type(space).__name__ != "Discrete" or getattr(space, "start", 0) != 0:
+    if not _is_discrete(space) or getattr(space, "start", 0) != 0:
         raise UsageError(
             f"The environment's action_space must be Discrete, got {space}; "
             "wrap the environment so that its actions are numbers from 0 to n - 1."

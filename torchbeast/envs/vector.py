@@ -18,8 +18,14 @@ class VectorEnvs:
     """
 
     def __init__(self, env: VectorEnv, seed: int | None = None) -> None:
-        mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        if mode != AutoresetMode.NEXT_STEP:
+        mode = env.metadata.get("autoreset_mode")
+        if mode is None:
+            raise UsageError(
+                f"{type(env).__name__} must say when it resets; set "
+                'metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP if it resets at the step '
+                "after an end."
+            )
+        if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value):
             raise UsageError(
                 f"A vector environment must reset at the step after an end, got {mode}; make it "
                 "with autoreset_mode=AutoresetMode.NEXT_STEP."
