@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from torchbeast.core import losses, vtrace
+from torchbeast.core.actor_model import ActorModel
 from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.learner import Learner, compute_loss, finished_episodes
 from torchbeast.models import make_model
@@ -283,3 +285,32 @@ def test_models_may_answer_with_a_tuple_as_in_torchbeast():
     expected, _ = compute_loss(model, batch, (), FLAGS)
     loss, _ = compute_loss(as_tuple, batch, (), FLAGS)
     assert loss.item() == pytest.approx(expected.item())
+
+
+def test_a_compiled_model_learns_and_acts_alike(monkeypatch):
+    """With dynamo's graphs run by PyTorch itself: to generate code for them takes half a minute."""
+    compile_with = nn.Module.compile
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, **how: compile_with(self, backend="eager", **how)
+    )
+    plain, compiled = make_learner(), make_learner(dataclasses.replace(FLAGS, compile=True))
+    for learner in (plain, compiled):
+        torch.manual_seed(1)
+        learner.step(random_batch(), ())
+    for (name, ours), (other, theirs) in zip(
+        plain.model.state_dict().items(), compiled.model.state_dict().items(), strict=True
+    ):
+        assert name == other
+        torch.testing.assert_close(ours, theirs)
+
+    actor_model = ActorModel(compiled.model, torch.device("cpu"), version=1, compile=True)
+    with actor_model.newest() as (model, _), torch.no_grad():
+        for num_rows in (1, 5, 2):
+            row = {
+                name: leaf[:1, :1].expand(1, num_rows, *leaf.shape[2:])
+                for name, leaf in random_batch().items()
+                if name in ("frame", "reward", "done", "last_action")
+            }
+            expected, _ = plain.model(row)
+            output, _ = model(row)
+            torch.testing.assert_close(output["policy_logits"], expected["policy_logits"])

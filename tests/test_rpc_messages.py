@@ -205,8 +205,8 @@ def test_strangers_cannot_say_that_something_failed():
 
 
 def test_a_failure_with_broken_characters_can_be_told():
-    message = pb.EnvironmentMessage.FromString(encode_failure("caf\udce9.py broke"))
-    assert message.failure.text == "caf?.py broke"
+    message = pb.EnvironmentMessage.FromString(encode_failure("r\udce9sum.py broke"))
+    assert message.failure.text == "r?sum.py broke"
 
 
 def test_numbers_that_are_not_packed_are_read_up_to_a_few():
