@@ -70,7 +70,7 @@ def measure(options: Options, num_workers: int, num_lanes: int, envs_per_lane: i
     )
     batcher = libtorchbeast.DynamicBatcher(maximum_batch_size=1024)
     workers = Workers(
-        factory="torchbeast.envs.registry:make_group",
+        factory="torchbeast.groups:make_group",
         factory_options={"env": "Mock"},
         spec=Spec(ArraySpec("uint8", (4, 84, 84)), ArraySpec("int64")),
         num_workers=num_workers,

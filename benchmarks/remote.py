@@ -96,7 +96,7 @@ def measure_group() -> dict[str, float]:
 
 
 def serve_mock(pipe: Any) -> None:
-    from torchbeast.envs.registry import make_group  # as polybeast_env does
+    from torchbeast.groups import make_group  # as polybeast_env does
 
     server = EnvironmentServer(
         lambda knows_truncation: make_group(NUM_ENVS // 2, seed=1, env="Mock"),

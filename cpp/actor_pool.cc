@@ -1,6 +1,7 @@
 #include "actor_pool.h"
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -86,25 +87,36 @@ class ActorPool::Actor {
   }
 
  private:
-  // From the first row to the last.
+  // From the first row to the last. A row is kept while the agent looks at it; only the last of a
+  // rollout is kept before: the learner may be busy, and the agent's next weights should be new.
   void play() {
     state_ = state_at_start_ = repeat(pool_.initial_agent_state_, num_envs_);
     rollout_.emplace(lane_.row, pool_.unroll_length_, pool_.pool_);
-    rollout_->add_row(lane_.row);
-    for (;;) {
-      const ArrayNest output = ask_agent();
-      if (!lane_.pass(Turn::kAgent, Turn::kEnvironment) || !wait_for_rows()) break;
-      rollout_->add_row(lane_.row);
-      rollout_->add_output(output, pool_.pool_);
-      pool_.counts_.steps += num_envs_;
-      if (rollout_->is_full()) {
-        const Rollout full = std::move(*rollout_);
-        rollout_.emplace(full, pool_.pool_);
-        send(full);
-        state_at_start_ = state_;
+    ArrayNest output = ask_agent([this] { rollout_->add_row(lane_.row); });
+    while (lane_.pass(Turn::kAgent, Turn::kEnvironment) && wait_for_rows()) {
+      if (rollout_->num_rows() < pool_.unroll_length_) {
+        output = ask_agent([this, &output] { keep_row(output); });
+      } else {
+        keep_row(output);
+        send_full();
+        output = ask_agent({});
       }
     }
     finish();
+  }
+
+  // The lane's row, and the output that led to it.
+  void keep_row(const ArrayNest& output) {
+    rollout_->add_row(lane_.row);
+    rollout_->add_output(output, pool_.pool_);
+    pool_.counts_.steps += num_envs_;
+  }
+
+  void send_full() {
+    const Rollout full = std::move(*rollout_);
+    rollout_.emplace(full, pool_.pool_);
+    send(full);
+    state_at_start_ = state_;
   }
 
   // Whether there are rows to read; else the environments are gone or all is over.
@@ -124,13 +136,13 @@ class ActorPool::Actor {
     }
   }
 
-  // Shows the newest row, writes the action to the lane and returns the output.
-  ArrayNest ask_agent() {
+  // Shows the lane's row, writes the action to the lane and returns the output.
+  ArrayNest ask_agent(const std::function<void()>& meanwhile) {
     std::vector<ArrayNest> answer;
     {
       const Timer timer(pool_.counts_.ns_for_agent);
-      answer = children(pool_.inference_batcher_.compute(
-          tuple_of_nests({rollout_->newest_row(), state_}), poll_));
+      answer = children(
+          pool_.inference_batcher_.compute(tuple_of_nests({lane_.row, state_}), poll_, meanwhile));
     }
     if (answer.size() != 2) {
       throw std::invalid_argument("The agent must answer (output, new_agent_state), got " +

@@ -1,7 +1,7 @@
 // Carries rows and actions between environments and agent, and rollouts to the learner.
 //
-//   lane: rows ──► rollout ──► DynamicBatcher: the agent ──► lane: actions
-//                     └─ when full ──► BatchingQueue: the learner
+//   lane: rows ──► DynamicBatcher: the agent ──► lane: actions
+//           └────► rollout ── when full ──► BatchingQueue: the learner
 #pragma once
 
 #include <atomic>

@@ -85,12 +85,14 @@ class DynamicBatcher::Computing {
   Request& request_;
 };
 
-ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Poll& poll) {
+ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Poll& poll,
+                                  const std::function<void()>& meanwhile) {
   const std::int64_t batch_dim = queue_.options().batch_dim;
   const std::int64_t num_rows = count_rows(inputs, batch_dim);
   const auto request = std::make_shared<Request>(std::move(inputs), num_rows);
   const Computing computing(*this, *request);
   queue_.push(request, poll);
+  if (meanwhile) meanwhile();
   return request->get(batch_dim, pool_, poll);
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
@@ -54,8 +55,10 @@ class DynamicBatcher {
   explicit DynamicBatcher(const QueueOptions& options) : queue_(options) {}
 
   // Waits for the outputs of its rows. Throws ClosedBatchingQueue when the batcher is closed
-  // meanwhile, AsyncError when the batch was dropped, or what the consumer set instead.
-  ArrayNest compute(ArrayNest inputs, const Poll& poll = {});
+  // meanwhile, AsyncError when the batch was dropped, or what the consumer set instead. The inputs
+  // have been copied when it returns; `meanwhile` is called once they wait to be.
+  ArrayNest compute(ArrayNest inputs, const Poll& poll = {},
+                    const std::function<void()>& meanwhile = {});
 
   // The next batch; null once the batcher is closed.
   std::unique_ptr<Batch> get_batch(const Poll& poll = {});

@@ -103,6 +103,23 @@ TEST_CASE("close() ends those in the queue and those in a batch") {
   CHECK(batcher.get_batch() == nullptr);
 }
 
+TEST_CASE("a caller can do something else while its rows wait") {
+  DynamicBatcher batcher(sizes(1, 1));
+  int num_calls = 0;
+  std::thread consumer([&] { answer(*batcher.get_batch()); });
+  const ArrayNest outputs = batcher.compute(make_leaf({1}), {}, [&] { ++num_calls; });
+  consumer.join();
+  CHECK(values(outputs) == Values{101});
+  CHECK(num_calls == 1);
+
+  const auto fail = [&] {
+    CHECK(batcher.size() == 1);  // They are in the queue already.
+    throw std::runtime_error("meanwhile");
+  };
+  CHECK_THROWS_WITH(batcher.compute(make_leaf({1}), {}, fail), "meanwhile");
+  CHECK_NOTHROW(answer(*batcher.get_batch()));  // The consumer need not know.
+}
+
 TEST_CASE("64 computing and 16 consuming lose nothing") {
   constexpr int kCallers = 64, kConsumers = 16, kCalls = 100;
   DynamicBatcher batcher(sizes(1, 24));

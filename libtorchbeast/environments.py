@@ -16,14 +16,13 @@ class Unstacked:
     """
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        if any(array.dtype != arrays[0].dtype for array in arrays):
-            arrays = list(np.stack(arrays))  # of the dtype that holds them all
+        kinds = {(array.dtype, array.shape) for array in arrays}
+        if len(kinds) != 1:
+            what = ", ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
+            raise ValueError(f"Observations of a group must be alike, got {what}.")
         self.arrays = arrays
         self.dtype = arrays[0].dtype
         self.shape = (len(arrays), *arrays[0].shape)
-        if any(array.shape != arrays[0].shape for array in arrays):
-            shapes = sorted({array.shape for array in arrays})
-            raise ValueError(f"Observations must have one shape, got {shapes}.")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.stack(self.arrays).astype(dtype or self.dtype, copy=False)

@@ -20,7 +20,13 @@ from tests.threads import wait_until
 class Learner:
     """An agent and a learner that keep what they get; polls like a main thread would."""
 
-    def __init__(self, unroll_length: int = 4, num_fields: int | None = None, **options: Any):
+    def __init__(
+        self,
+        unroll_length: int = 4,
+        num_fields: int | None = None,
+        hold: bool = False,
+        **options: Any,
+    ):
         self.unroll_length = unroll_length
         self.rollouts: list[Any] = []  # as (rows, outputs, state), of one column each, NumPy
         self.queue = libtorchbeast.BatchingQueue(minimum_batch_size=1, maximum_batch_size=1)
@@ -31,7 +37,9 @@ class Learner:
         )
         self.gateways = Gateways(lambda lane: self.pool.add_lane(lane, num_fields), **options)
         self.over = threading.Event()
-        self.hold = threading.Event()  # while set, the agent thinks
+        self.thinks = threading.Event()  # while set, the agent does not answer
+        if hold:
+            self.thinks.set()
         self.errors: list[BaseException] = []
         targets = (self._infer, self._take, self._poll, self.pool.run)
         self.threads = [threading.Thread(target=self._call, args=(f,)) for f in targets]
@@ -77,7 +85,7 @@ class Learner:
     def _infer(self) -> None:
         for batch in self.batcher:
             row, state = batch.get_inputs()
-            wait_until(lambda: not self.hold.is_set())
+            wait_until(lambda: not self.thinks.is_set())
             observation = nest.front(row[0])
             count = observation[..., 1] if observation.ndim > 2 else row[3]
             batch.set_outputs(((next_action(count.long()),), (state[0] + 1,)))

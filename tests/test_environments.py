@@ -1,5 +1,6 @@
 """Groups of environments as processes make them: frames that nobody stacked."""
 
+import itertools
 import random
 
 import gymnasium
@@ -12,8 +13,8 @@ from libtorchbeast.lanes import Lane
 from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import ROW_FIELDS, ArraySpec, Spec, spec_of
 from torchbeast.envs import EnvOptions, make_envs
-from torchbeast.envs.registry import make_group
 from torchbeast.envs.sync import SyncEnvs
+from torchbeast.groups import make_group
 
 K = 3
 
@@ -56,16 +57,24 @@ def test_each_array_of_a_tree_is_left_apart():
     assert encode_step(apart) == encode_step(together)
 
 
-def test_arrays_of_several_dtypes_become_what_holds_them_all():
-    arrays = [np.array([1, 2]), np.array([0.5, 1.5], np.float32)]
-    unstacked = Unstacked(arrays)
-    assert unstacked.dtype == np.stack(arrays).dtype
-    np.testing.assert_array_equal(unstacked, np.stack(arrays))
+def test_environments_may_disagree_about_the_dtype():
+    class Sloppy:
+        action_space = make_envs(EnvOptions("Catch"), 1).envs[0].action_space
+        number = itertools.count()
+
+        def reset(self):
+            return np.array([1, 2] if next(self.number) == 0 else [0.5, 1.5])
+
+    envs = SyncEnvs(Sloppy, K)
+    envs.join = lambda arrays: Unstacked([array.copy() for array in arrays])
+    frame = envs.reset()["frame"]
+    assert spec_of(frame) == ArraySpec("float32", (2,))
 
 
-def test_arrays_of_several_shapes_are_no_group():
-    with pytest.raises(ValueError, match=r"one shape, got \[\(2,\), \(3,\)\]"):
-        Unstacked([np.zeros(3), np.zeros(2)])
+@pytest.mark.parametrize("other", [np.zeros(2), np.zeros(3, np.float32)])
+def test_arrays_that_differ_are_no_group(other):
+    with pytest.raises(ValueError, match=r"must be alike, got float32\[3\]|float64\[2\]"):
+        Unstacked([np.zeros(3), other])
 
 
 def test_a_lane_takes_only_as_many_arrays_as_it_has_environments():

@@ -106,6 +106,20 @@ def test_half_given_files_are_told(certificates, tmp_path):
         Security(token_file=tmp_path / "empty").read_token()
 
 
+def test_files_that_are_no_certificates_are_told(certificates, strangers, tmp_path):
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("garbage")
+    cert, ours = certificates.path("learner.pem"), certificates.path("learner.key")
+    theirs = strangers.path("learner.key")
+    for security, sentence in [
+        (Security(tls_ca=garbage), "tls_ca must be a certificate"),
+        (Security(tls_cert=garbage, tls_key=ours), "tls_cert and tls_key must be a certificate"),
+        (Security(tls_cert=cert, tls_key=theirs), "must be a certificate and its key"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            security.check_dialing("127.0.0.1:1")
+
+
 def test_security_survives_json(token):
     security = Security(token_file=token, insecure=True, tls_server_name="learner")
     assert Security.from_json(security.to_json()) == security

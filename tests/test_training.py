@@ -1,15 +1,21 @@
 """The frame around training runs."""
 
+import contextlib
+import csv
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.learner import Learner
 from torchbeast.core.signals import StopRequest
+from torchbeast.core.stats import RunningStats
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent
+from torchbeast.report import Reporter
 from torchbeast.training import Run, only_run_in, run_training
 
 
@@ -36,25 +42,30 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
         pass
 
 
-class FullDisk:
-    """A reporter whose disk is full for a while."""
-
-    num_calls = 0
-
-    def update(self):
-        self.num_calls += 1
-        if self.num_calls < 4:
-            raise OSError(28, "No space left on device")
-
-
 def test_a_full_disk_ends_no_run(tmp_path, caplog):
-    flags = TrainingFlags(savedir=tmp_path, xpid="run", checkpoint_interval_s=1e9)
-    reporter = FullDisk()
-    run = Run(flags, learner=None, stop=StopRequest(), reporter=reporter)
-    for _ in range(5):
-        run.tick()
-    assert reporter.num_calls == 5
-    assert caplog.text.count("No space left on device") == 1
+    caplog.set_level("INFO")
+    flags = TrainingFlags(savedir=tmp_path, xpid="run", log_interval_s=0.0)
+    writer, stats = FileWriter("run", {}, tmp_path), RunningStats()
+    full = open("/dev/full", "w")  # noqa: SIM115
+    with Reporter(flags, writer, stats) as reporter:
+
+        def log():
+            stats.add_update(1, {}, torch.zeros(0), torch.zeros(0))
+            reporter.update()
+
+        time.sleep(0.01)
+        log()
+        good, writer._file = writer._file, full
+        log()
+        log()
+        assert caplog.text.count("but logs.csv cannot be written: [Errno 28] No space left") == 1
+        writer._file = good
+        log()
+        assert "Writing logs.csv works again" in caplog.text
+    with contextlib.suppress(OSError):
+        full.close()
+    with writer.paths["logs"].open(newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1", "4"]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_tried_again(tmp_path, caplog):
@@ -62,7 +73,7 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again(tmp_path, caplog):
     learner = Learner(Agent((4,), 2, False, "mlp"), flags, torch.device("cpu"))
     run = Run(flags, learner, StopRequest(), SimpleNamespace(update=lambda: None))
     run.tick()
-    assert "its files cannot be written" in caplog.text
+    assert "the checkpoint cannot be written" in caplog.text
     assert learner.lock.acquire(timeout=0)
     learner.lock.release()
     flags.rundir.mkdir()

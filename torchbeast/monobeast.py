@@ -37,7 +37,7 @@ from torchbeast.core.memory import keep_freed_memory
 from torchbeast.core.processes import ParentGone, ParentPipe, describe_death, set_up_child
 from torchbeast.core.seeding import SEED_LIMIT, seed_everything
 from torchbeast.core.signals import StopRequest
-from torchbeast.core.threads import Threads
+from torchbeast.core.threads import Threads, set_cpu_threads
 from torchbeast.core.tree import map_tree
 from torchbeast.core.weights import SharedWeights
 from torchbeast.envs import Environments, Row, make_envs
@@ -382,7 +382,7 @@ class LearnerThreads:
         self._threads.join(UPDATE_S)  # the last checkpoint must hold the last update whole
 
     def _run(self) -> None:
-        torch.set_num_threads(self._flags.learner_cpu_threads)
+        set_cpu_threads(self._flags.learner_cpu_threads)
         torch.set_flush_denormal(True)
         while (filled := self._batches.get()) is not None and not self.finished.is_set():
             self._learn(filled)

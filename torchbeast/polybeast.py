@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torchbeast import polybeast_learner
 from torchbeast.core.flags import num_cores, run_command_line
+from torchbeast.core.signals import StopRequest
 from torchbeast.report import log_to_terminal
 from torchbeast.sources import BothEnvironments, LocalEnvironments, Source
 
@@ -37,7 +38,7 @@ class Flags(polybeast_learner.Flags):
         self.require_positive("num_servers", "num_groups", "envs_per_actor")
 
 
-def open_source(flags: Flags) -> Source:
+def open_source(flags: Flags, stop: StopRequest) -> Source:
     """Workers, and also the connections that the flags ask for."""
     local = LocalEnvironments(
         flags.env_options,
@@ -48,7 +49,7 @@ def open_source(flags: Flags) -> Source:
     )
     if not flags.listen_at and not flags.dial:
         return local
-    return BothEnvironments([local, polybeast_learner.open_source(flags)])
+    return BothEnvironments([local, polybeast_learner.open_source(flags, stop)])
 
 
 def train(flags: Flags) -> int:

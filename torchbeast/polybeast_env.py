@@ -129,7 +129,7 @@ class Servers:
         if seed is None:
             seed = random.SystemRandom().randrange(2**31)
         config = EnvironmentsConfig(
-            factory="torchbeast.envs.registry:make_group",
+            factory="torchbeast.groups:make_group",
             factory_options=dataclasses.asdict(self._flags.env_options),
             num_envs=self._flags.envs_per_server // self._flags.num_streams,
             num_streams=self._flags.num_streams,

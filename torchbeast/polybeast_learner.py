@@ -296,17 +296,23 @@ def own_stream(device: torch.device) -> AbstractContextManager[Any]:
 # ---------------------------------------------------------------------------------- train and test
 
 
-def open_source(flags: Flags) -> Source:
+def open_source(flags: Flags, stop: StopRequest) -> Source:
     """The connections that the flags ask for."""
+
+    def try_model(spec: Spec, num_actions: int) -> None:
+        with torch.random.fork_rng():  # whoever comes first, the seed's weights are the same
+            build_model(flags, spec, num_actions)
+
     return RemoteEnvironments(
         flags.env_options,
         flags.listen_at,
         flags.dial,
         Security.of(flags),
+        stop,
         flags.num_gateways,
         flags.limits,
         rows_per_rollout=flags.unroll_length + 1,
-        check_model=lambda spec, num_actions: build_model(flags, spec, num_actions),
+        check_model=try_model,
     )
 
 
@@ -316,13 +322,13 @@ def build_model(flags: Flags, spec: Spec, num_actions: int) -> nn.Module:
     return make_model(flags.model, frame_shape, num_actions, flags.use_lstm)
 
 
-def train(flags: Flags, open_source: Callable[[Any], Source] = open_source) -> int:
+def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open_source) -> int:
     """Train until `total_steps`, or until told to stop. Returns the exit code."""
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
     seed_everything(flags.seed)
     with StopRequest() as stop:
-        source = open_source(flags)
+        source = make_source(flags, stop)
         try:
             warn_of_lag(flags, source)
             model = build_model(flags, source.spec, source.num_actions)

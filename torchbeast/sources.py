@@ -68,7 +68,7 @@ class LocalEnvironments:
         self.spec, self.num_actions = look_at(options)
         self.num_envs = num_groups * envs_per_group
         self._settings: dict[str, Any] = {
-            "factory": "torchbeast.envs.registry:make_group",
+            "factory": "torchbeast.groups:make_group",
             "factory_options": dataclasses.asdict(options),
             "spec": self.spec,
             "num_workers": num_workers,
@@ -103,12 +103,13 @@ class RemoteEnvironments:
         listen: Sequence[str],
         server_addresses: Sequence[str],
         security: Security,
+        stop: StopRequest,
         num_gateways: int = 1,
         limits: Limits | None = None,
         rows_per_rollout: int = 1,
         check_model: Callable[[Spec, int], object] = lambda spec, num_actions: None,
     ) -> None:
-        """`check_model` raises UsageError if there is no model for environments elsewhere."""
+        """`check_model` raises an exception if there is no model for environments elsewhere."""
         self._check_model = check_model
         spec, num_actions = (None, None) if options.env == REMOTE else look_at(options)
         plain = EnvOptions(options.env)
@@ -134,7 +135,7 @@ class RemoteEnvironments:
         for address in self._gateways.listening:
             logger.info("Environments can dial in at %s.", address)
         try:
-            self.spec, self.num_actions = self._wait_for_spec()
+            self.spec, self.num_actions = self._wait_for_spec(stop)
         except BaseException:
             self.close()
             raise
@@ -154,18 +155,17 @@ class RemoteEnvironments:
     def close(self) -> None:
         self._gateways.close()
 
-    def _wait_for_spec(self) -> tuple[Spec, int]:
+    def _wait_for_spec(self, stop: StopRequest) -> tuple[Spec, int]:
         """The owner of this wait is who can press Ctrl-C: nobody knows when they will come."""
         tell_at = time.monotonic() + TELL_S
-        with StopRequest() as stop:
-            while self._gateways.spec is None:
-                if stop.signal is not None:
-                    raise SystemExit(stop.exit_code)
-                with suppress(TimeoutError):
-                    self._gateways.wait_for_spec(LOOK_S)
-                if time.monotonic() >= tell_at:
-                    tell_at = time.monotonic() + TELL_AGAIN_S
-                    logger.info("Waiting for the first environments, to see what they are like.")
+        while self._gateways.spec is None:
+            if stop.signal is not None:
+                raise SystemExit(stop.exit_code)
+            with suppress(TimeoutError):
+                self._gateways.wait_for_spec(LOOK_S)
+            if time.monotonic() >= tell_at:
+                tell_at = time.monotonic() + TELL_AGAIN_S
+                logger.info("Waiting for the first environments, to see what they are like.")
         assert self._gateways.num_actions is not None
         return self._gateways.spec, self._gateways.num_actions
 
@@ -179,8 +179,9 @@ class RemoteEnvironments:
             )
         try:
             self._check_model(spec, num_actions)
-        except UsageError as error:
-            raise Refused("FAILED_PRECONDITION", str(error)) from error
+        except Exception as error:  # a model of the user's own may raise anything
+            text = f"The learner has no model for these environments: {error}"
+            raise Refused("FAILED_PRECONDITION", text) from error
 
 
 class BothEnvironments:

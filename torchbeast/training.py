@@ -12,6 +12,7 @@ from torchbeast.core import checkpoint
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.learner import Learner
+from torchbeast.core.patience import Patience
 from torchbeast.core.signals import StopRequest
 from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
@@ -33,27 +34,20 @@ class Run:
         self._stop = stop
         self._reporter = reporter
         self._saved_at = time.monotonic()
-        self._complaint = ""
+        self._patience = Patience("the checkpoint")
 
     @property
     def told_to_stop(self) -> bool:
         return self._stop.signal is not None
 
     def tick(self) -> None:
-        """Report and save if it is time. Call it a few times a second.
-
-        A disk that is full or away for a while ends no run: the next time may be better.
-        """
-        try:
-            self._reporter.update()
-            if time.monotonic() - self._saved_at > self._flags.checkpoint_interval_s:
-                self._saved_at = time.monotonic()
-                if not self._flags.disable_checkpoint:
+        """Report and save if it is time. Call it a few times a second."""
+        self._reporter.update()
+        if time.monotonic() - self._saved_at > self._flags.checkpoint_interval_s:
+            self._saved_at = time.monotonic()
+            if not self._flags.disable_checkpoint:
+                with self._patience:
                     save(self._flags, self._learner)
-        except (OSError, RuntimeError) as error:  # torch.save raises the latter
-            if str(error) != self._complaint:
-                logger.error("Training goes on, but its files cannot be written: %s", error)
-            self._complaint = str(error)
 
 
 def save(flags: TrainingFlags, learner: Learner) -> None:

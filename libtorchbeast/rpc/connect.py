@@ -103,8 +103,8 @@ class Actor:
         back_off = BackOff()
         deadline = time.monotonic() + self._reconnect_s
         while True:
-            self._connection = Connection(self._address, self._security)
             try:
+                self._connection = Connection(self._address, self._security)
                 greeting = self._connection.greet(self._hello)
                 self._knows_truncation = greeting.knows_truncation
                 return self._exchange(row)

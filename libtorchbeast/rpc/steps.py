@@ -5,6 +5,7 @@ behind the small fields when a Step is written, and cut out of it in place when 
 """
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ _OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _MAX_COUNT = 2**31 - 1
 MAX_UNPACKED = 256
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 MAX_NUMBER = (
     1e9  # of rewards and observations: what is larger makes infinities of a model's outputs
 )
@@ -61,7 +63,7 @@ class StepReader:
         self._num_envs = num_envs
         self._leaves = nest.flatten(frame)
         self._arrays = [
-            ArrayReader(leaf_spec, num_envs, f"Observation {i}")
+            ArrayReader(leaf_spec, num_envs, f"Observation {i}", MAX_NUMBER)
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
         ]
         # Packed, as they should be, there are five; each number of a few may have its own.
@@ -82,8 +84,8 @@ class StepReader:
         count = self._numbers(step.episode_step, "episode_step")
         total = self._numbers(step.episode_return, "episode_return")
         truncated = self._numbers(step.truncated, "truncated") if step.truncated else []
-        _check_size(reward, "reward")
-        _check_size(total, "episode_return")
+        _check_numbers(reward, "reward", MAX_NUMBER)
+        _check_numbers(total, "episode_return", MAX_FLOAT32)
         if max(count) > _MAX_COUNT:
             raise invalid(f"episode_step must be at most {_MAX_COUNT}, got {max(count)}.")
         if self._is_first and not all(done):
@@ -110,11 +112,11 @@ class StepReader:
         return list(values)
 
 
-def _check_size(values: list[float], name: str) -> None:
+def _check_numbers(values: list[float], name: str, most: float) -> None:
     # Floats of 32 bits cannot overflow a sum of 64, so that only what is not finite spoils it.
-    if not math.isfinite(sum(values)) or max(values) > MAX_NUMBER or min(values) < -MAX_NUMBER:
-        bad = next(value for value in values if not abs(value) <= MAX_NUMBER)
-        raise invalid(f"Every {name} must be from -{MAX_NUMBER:g} to {MAX_NUMBER:g}, got {bad:g}.")
+    if not math.isfinite(sum(values)) or max(values) > most or min(values) < -most:
+        bad = next(value for value in values if not abs(value) <= most)
+        raise invalid(f"Every {name} must be from {-most:g} to {most:g}, got {bad:g}.")
 
 
 class ActionsReader:
@@ -143,7 +145,11 @@ class ActionsReader:
 class ArrayReader:
     """Bytes from outside to an array of a known dtype and shape [K, ...]."""
 
-    def __init__(self, spec: ArraySpec, num_envs: int, name: str) -> None:
+    def __init__(
+        self, spec: ArraySpec, num_envs: int, name: str, most: float = sys.float_info.max
+    ) -> None:
+        """Numbers must be from -`most` to `most`."""
+        self._most = most
         self._dtype = np.dtype(spec.dtype).newbyteorder("<")
         self._shape = (num_envs, *spec.shape)
         self._num_bytes = math.prod(self._shape) * self._dtype.itemsize
@@ -158,9 +164,9 @@ class ArrayReader:
         if self._dtype.kind == "b" and np.frombuffer(data, np.uint8).max() > 1:
             raise invalid(f"{self._name} is bool: every byte must be 0 or 1, got another.")
         array = np.frombuffer(data, self._dtype).reshape(self._shape)
-        if self._dtype.kind == "f" and not float(np.abs(array).max()) <= MAX_NUMBER:
+        if self._dtype.kind == "f" and not float(np.abs(array).max()) <= self._most:
             raise invalid(
-                f"{self._name} must be from -{MAX_NUMBER:g} to {MAX_NUMBER:g}, got a number beyond "
+                f"{self._name} must be from {-self._most:g} to {self._most:g}, got a number beyond "
                 "that, an infinity or not-a-number in it."
             )
         return array

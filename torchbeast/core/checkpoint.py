@@ -26,12 +26,19 @@ def save(path: Path, learner: Learner) -> None:
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("wb") as file:
-            torch.save(contents, file)
+            _write(contents, file)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _write(contents: dict[str, Any], file: Any) -> None:
+    try:
+        torch.save(contents, file)
+    except RuntimeError as error:  # how PyTorch says that a file could not be written
+        raise OSError(str(error)) from error
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -42,6 +49,8 @@ def load(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"There is no checkpoint at {path}; train first, or name another run with --xpid."
         ) from None
+    except OSError as error:
+        raise UsageError(f"The checkpoint at {path} cannot be read: {error}.") from error
     except Exception as error:  # whatever a damaged file makes of torch.load
         raise UsageError(
             f"{path} cannot be read as a checkpoint ({type(error).__name__}); move it away to "
@@ -49,15 +58,16 @@ def load(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def load_model(path: Path, contents: dict[str, Any], model: nn.Module, env: str) -> None:
+def load_model(
+    path: Path, contents: dict[str, Any], model: nn.Module, env: str, remedy: str
+) -> None:
     """Give `model`, made for `env`, the weights in a checkpoint's contents."""
     try:
         model.load_state_dict(contents["model_state_dict"])
     except RuntimeError as error:
         raise UsageError(
             f"The agent in {path} was trained on {contents['flags']['env']} and does not fit "
-            f"{env} as it is now; bring back its environment and model, or name another run with "
-            "--xpid."
+            f"{env} as it is now; {remedy}."
         ) from error
 
 
@@ -69,7 +79,8 @@ def resume(path: Path, learner: Learner) -> bool:
         return False
     contents = load(path)
     _check_same_agent(path, contents["flags"], learner.flags)
-    load_model(path, contents, learner.model, learner.flags.env)  # or say why it cannot
+    remedy = "bring back its environment and model, or name another run with --xpid"
+    load_model(path, contents, learner.model, learner.flags.env, remedy)
     learner.load_state_dict(contents)
     _set_random_state(contents["random_state"])
     return True

@@ -37,7 +37,8 @@ def evaluate(flags: TrainingFlags) -> list[float]:
         row = envs.reset()
         frame_shape = map_tree(lambda array: tuple(array.shape[1:]), row["frame"])
         model = make_model(trained["model"], frame_shape, envs.num_actions, trained["use_lstm"])
-        checkpoint.load_model(path, contents, model, flags.env)
+        remedy = "leave out --env to play what it was trained on"
+        checkpoint.load_model(path, contents, model, flags.env, remedy)
         model.eval()
         returns = _play(model, envs, row, flags.num_episodes, video)
     finally:

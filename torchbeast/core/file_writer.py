@@ -76,7 +76,7 @@ class FileWriter:
 
     def drop_rows_after(self, step: int) -> None:
         """Take back what an earlier run logged beyond the checkpoint that this one goes on from."""
-        self._rewrite(lambda row: not row.get("step") or int(row["step"]) <= step)
+        self._rewrite(lambda row: not row.get("step") or int(row["step"]) <= step, self._fields)
         _, self._tick = self._read_fields()
 
     def close(self, successful: bool = True) -> None:
@@ -101,26 +101,27 @@ class FileWriter:
 
     def _add_fields(self, names: list[str]) -> None:
         """Write the log anew with more columns, so that it stays one table."""
-        self._fields = [*self._fields, *names]
-        self._rewrite(lambda row: True)
+        fields = [*self._fields, *names]
+        self._rewrite(lambda row: True, fields)
+        self._fields = fields
         with self.paths["fields"].open("a", newline="") as file:
-            csv.writer(file).writerow(self._fields)
+            csv.writer(file).writerow(fields)
 
-    def _rewrite(self, keep: Callable[[dict[str, str]], bool]) -> None:
-        """Replace the log by one with the present columns and the rows to keep."""
-        if not self._fields:
+    def _rewrite(self, keep: Callable[[dict[str, str]], bool], fields: list[str]) -> None:
+        """Replace the log by one with these columns and the rows to keep, or leave it as it is."""
+        if not fields:
             return
-        self._file.close()
         path = self.paths["logs"]
         with path.open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if keep(row)]
         beside = path.with_suffix(".tmp")
         with beside.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._fields, restval="", extrasaction="ignore")
+            writer = csv.DictWriter(file, fields, restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
         beside.replace(path)
-        self._file = path.open("a", newline="")
+        before, self._file = self._file, path.open("a", newline="")
+        before.close()
 
     def _write_metadata(self) -> None:
         beside = self.paths["meta"].with_suffix(".tmp")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ def run_command_line(
 ) -> int:
     """Read the flags and call `main`; a user's mistake is one sentence and exit code 2."""
     args = sys.argv[1:] if args is None else args
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a tidy end was asked for
     try:
         env = _peek(args, "env", flags_class().env)
         check_env(env)
@@ -181,6 +183,8 @@ def run_command_line(
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _peek(args: list[str], name: str, default: str) -> str:

@@ -4,13 +4,11 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from torchbeast.envs import atari
 from torchbeast.envs.row import Environments
@@ -105,19 +103,6 @@ def _from_factory(
             "single environments."
         )
     return VectorEnvs(env, seed)
-
-
-def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
-    """`make_envs` for processes that get their arguments as JSON and copy frames on at once."""
-    from libtorchbeast.environments import Unstacked
-
-    # What core/seeding.py does, without torch.
-    random.seed(seed)
-    np.random.seed(seed % 2**31)
-    envs = make_envs(EnvOptions(**options), num_envs, seed)
-    if isinstance(envs, SyncEnvs):
-        envs.join = Unstacked
-    return envs
 
 
 def check_env(name: str) -> None:

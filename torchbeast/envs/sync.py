@@ -66,7 +66,10 @@ class SyncEnvs:
             return {key: self._join([frame[key] for frame in frames]) for key in first}
         if isinstance(first, (tuple, list)):
             return tuple(self._join(list(parts)) for parts in zip(*frames, strict=True))
-        return self.join([_as_array(frame) for frame in frames])
+        arrays = [np.asarray(frame) for frame in frames]
+        dtype = np.result_type(*arrays)
+        dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
+        return self.join([array.astype(dtype, copy=False) for array in arrays])
 
 
 class _OldGym:
@@ -123,8 +126,3 @@ def _num_actions(env: Any) -> int:
             "wrap the environment so that its actions are numbers from 0 to n - 1."
         )
     return int(space.n)
-
-
-def _as_array(frame: Any) -> np.ndarray:
-    array = np.asarray(frame)
-    return array.astype(np.float32) if array.dtype == np.float64 else array

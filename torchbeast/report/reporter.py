@@ -5,6 +5,7 @@ from types import TracebackType
 
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.flags import TrainingFlags
+from torchbeast.core.patience import Patience
 from torchbeast.core.stats import RunningStats
 from torchbeast.report.tensorboard import TensorBoard
 from torchbeast.report.terminal import make_view
@@ -21,6 +22,8 @@ class Reporter:
         self._stats = stats
         self._view = make_view(flags.total_steps)
         self._tensorboard = TensorBoard(writer.basepath, stats.step)
+        self._for_csv = Patience("logs.csv")
+        self._for_tensorboard = Patience("TensorBoard's file")
         self._last_time = time.monotonic()
         self._last_step = stats.step
         self._due = self._last_time + min(FIRST_LOG_S, self._interval_s)
@@ -54,6 +57,8 @@ class Reporter:
         figures = self._stats.summary()
         figures["sps"] = (self._stats.step - self._last_step) / (now - self._last_time)
         self._last_time, self._last_step, self._due = now, self._stats.step, now + self._interval_s
-        self._writer.log(figures)
-        self._tensorboard.log(figures, self._stats.step)
         self._view.show(figures)
+        with self._for_csv:
+            self._writer.log(figures)
+        with self._for_tensorboard:
+            self._tensorboard.log(figures, self._stats.step)
