@@ -169,7 +169,11 @@ def run_command_line(
 ) -> int:
     """Read the flags and call `main`; a user's mistake is one sentence and exit code 2."""
     args = sys.argv[1:] if args is None else args
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a tidy end was asked for
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)),  # as was asked for
+        # Also where a shell's background jobs ignore it.
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
     try:
         env = _peek(args, "env", flags_class().env)
         check_env(env)
@@ -184,7 +188,8 @@ def run_command_line(
         print("Interrupted.", file=sys.stderr)
         return 130
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _peek(args: list[str], name: str, default: str) -> str:
