@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -110,6 +111,14 @@ class Training(Background):
     @property
     def step(self):
         return int(re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)[-1].replace(",", ""))
+
+    def stop(self, number, code):
+        """Send a signal: the run must say so, save, and end with this code."""
+        assert self.end(number) == code
+        assert "Traceback" not in self.output
+        assert f"Stopped by {number.name}" in self.output
+        steps = torch.load(self.folder / "model.tar", weights_only=True)["stats"]["step"]
+        assert steps == int(read_logs(self.folder)[-1]["step"])
 
     def actors(self):
         """The processes that have no children and are not multiprocessing's own helper."""
