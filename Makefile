@@ -6,19 +6,21 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 ARGS   ?=
+JOBS   ?= 2
 TRAIN  := torchbeast.polybeast
 CPP    := $(wildcard cpp/*.h cpp/*.cc cpp/python/*.h cpp/python/*.cc)
 EXAMPLES := $(wildcard examples/cpp_client/*.h examples/cpp_client/*.cc)
 comma  := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test sanitize lint format proto bench clean doctest
+.PHONY: help setup train check test test-packages sanitize lint format proto bench clean
 
 help:
 	@echo "make train     train on Pong with a live view (ARGS=\"--env Catch\" for something else)"
-	@echo "make test      run the tests"
+	@echo "make check     check style and types, and run the tests that are fast"
+	@echo "make test      run all tests"
 	@echo "make sanitize  run the C++ tests under address, undefined and thread sanitizers"
-	@echo "make lint      check style and types (make format mends the style)"
+	@echo "make lint      check style and types (make format corrects the style)"
 	@echo "make bench     run every benchmark"
 	@echo "make clean     remove what the verbs above made"
 
@@ -26,12 +28,12 @@ setup: $(VENV)/ready
 
 # One file stands for the whole installation; it is remade when a requirement or C++ code changes.
 # No isolated build: what was compiled before is kept in build/.
-$(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(CPP)
+$(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(CPP) $(wildcard third_party/*/*.h)
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch scikit-build-core nanobind cmake ninja
 	@$(PIP) install -c constraints.txt --no-build-isolation \
-		--config-settings cmake.define.TORCHBEAST_STRICT=ON -e ".[test,lint,bench]"
+		--config-settings cmake.define.TORCHBEAST_STRICT=ON -e ".[plot,test,lint,bench]"
 	@touch $@
 
 train: setup
@@ -43,19 +45,25 @@ ctest = PATH="$(CURDIR)/$(BIN):$$PATH"; \
 		-DTORCHBEAST_STRICT=ON -DTORCHBEAST_SANITIZE=$(2) > /dev/null && \
 	cmake --build $(1) && ctest --test-dir $(1) --output-on-failure
 
-# The one thing that no package on PyPI brings.
-doctest:
-	@echo '#include <doctest/doctest.h>' | $(CXX) -E -x c++ - > /dev/null 2>&1 || { \
-		echo "Installing doctest-dev for the C++ tests ..."; \
-		apt-get update -qq && apt-get install -y -qq doctest-dev > /dev/null || { \
-		echo "The C++ tests need doctest: install your system's package of it (Debian: doctest-dev)."; \
-		exit 1; }; }
+# Several tests at once: most of them wait for most of their time.
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-test: setup doctest
+# While working: what is not marked as slow.
+check: lint
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test: setup
 	@$(call ctest,build/test)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
-sanitize: setup doctest
+# Debian's packages for the tests that build a client in C++, or wire up network namespaces; where
+# they are missing, those tests are skipped.
+test-packages:
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends pkg-config libgrpc++-dev libprotobuf-dev \
+		protobuf-compiler-grpc iproute2 nftables
+
+sanitize: setup
 	@$(call ctest,build/asan,address$(comma)undefined)
 	@$(call ctest,build/tsan,thread)
 
@@ -71,9 +79,10 @@ format: setup
 	@$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(CPP) $(EXAMPLES)
 
-# After a change of the protocol; the code it makes is committed.
+# After a change of the protocol; what it makes is committed.
 proto: setup
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. libtorchbeast/rpc/env.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. -o libtorchbeast/rpc/env.binpb --pyi_out=. \
+		libtorchbeast/rpc/env.proto
 
 bench: setup
 	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done

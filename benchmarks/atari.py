@@ -22,12 +22,12 @@ from typing import Any
 import torch
 import tyro
 
+from libtorchbeast.tree import map_tree
 from torchbeast import monobeast, polybeast
-from torchbeast.core.flags import default_flags, num_cores
 from torchbeast.core.learner import Learner
-from torchbeast.core.memory import keep_freed_memory
-from torchbeast.core.tree import map_tree
 from torchbeast.envs import make_envs
+from torchbeast.run.flags import default_flags, num_cores
+from torchbeast.runtime.malloc import keep_freed_memory
 
 WARM_UP_S = 15.0  # environments take their time to start
 

@@ -20,8 +20,8 @@ import torch
 import tyro
 
 import libtorchbeast
-from libtorchbeast.specs import ArraySpec, Spec
-from libtorchbeast.workers import Workers
+from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.workers import Workers, WorkersConfig
 
 FRAME_BYTES = 4 * 84 * 84
 NUM_ACTIONS = 6
@@ -70,13 +70,15 @@ def measure(options: Options, num_workers: int, num_lanes: int, envs_per_lane: i
     )
     batcher = libtorchbeast.DynamicBatcher(maximum_batch_size=1024)
     workers = Workers(
-        factory="torchbeast.groups:make_group",
-        factory_options={"env": "Mock"},
-        spec=Spec(ArraySpec("uint8", (4, 84, 84)), ArraySpec("int64")),
-        num_workers=num_workers,
-        num_lanes=num_lanes,
-        envs_per_lane=envs_per_lane,
-        first_seed=0,
+        WorkersConfig(
+            factory="torchbeast.envs:make_group",
+            factory_options={"env": "Mock"},
+            spec=Spec(ArraySpec("uint8", (4, 84, 84))),
+            num_workers=num_workers,
+            num_groups=num_lanes,
+            envs_per_group=envs_per_lane,
+            seed=0,
+        )
     )
     pool = libtorchbeast.ActorPool(T, queue, batcher, initial_agent_state=())
     threads = [
@@ -91,7 +93,7 @@ def measure(options: Options, num_workers: int, num_lanes: int, envs_per_lane: i
         while pool.count() < 50 * num_lanes * envs_per_lane:
             workers.poll()
             time.sleep(0.05)
-        family = [psutil.Process(), *(psutil.Process(pid) for pid in workers.pids)]
+        family = [psutil.Process(), *(psutil.Process(pid) for pid in workers.supervisor.pids)]
         steps, cpu, start = pool.count(), cpu_seconds(family), time.perf_counter()
         while time.perf_counter() < start + options.seconds:
             workers.poll()
@@ -115,17 +117,18 @@ def run_agent(batcher: libtorchbeast.DynamicBatcher) -> None:
     weights = torch.randn(16, NUM_ACTIONS)
     with torch.inference_mode():
         for batch in batcher:
-            (frame, *_), state = batch.get_inputs()
-            logits = frame[..., 0, 40, 30:46].float() @ weights  # [1, B, NUM_ACTIONS]
-            batch.set_outputs(((logits.argmax(dim=-1), logits), state))
+            row, state = batch.get_inputs()
+            logits = row["frame"][..., 0, 40, 30:46].float() @ weights  # [1, B, NUM_ACTIONS]
+            output = {"action": logits.argmax(dim=-1), "policy_logits": logits}
+            batch.set_outputs((output, state))
 
 
 def run_learner(queue: libtorchbeast.BatchingQueue) -> None:
     """Takes every rollout and looks at some of it."""
     torch.set_num_threads(1)
     for (rows, outputs), _ in queue:
-        frame, reward, *_ = rows
-        (frame[..., 0, 40, 30:46].float().mean() + reward.mean() + outputs[1].mean()).item()
+        pixels, logits = rows["frame"][..., 0, 40, 30:46], outputs["policy_logits"]
+        (pixels.float().mean() + rows["reward"].mean() + logits.mean()).item()
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:

@@ -24,14 +24,15 @@ import numpy as np
 import psutil
 
 import libtorchbeast
-from libtorchbeast.rpc.gateways import Gateways
-from libtorchbeast.rpc.messages import LEARNER_METHOD, Hello, encode_hello
-from libtorchbeast.rpc.security import Limits, channel_options, server_options
-from libtorchbeast.rpc.server import EnvironmentServer
-from libtorchbeast.rpc.single import Episode
+from libtorchbeast.environments import Group
+from libtorchbeast.helper_process import KEEP_FREED_MEMORY
+from libtorchbeast.rows import ArraySpec, EpisodeCounter, Spec
+from libtorchbeast.rpc.env_server import EnvironmentServer
+from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+from libtorchbeast.rpc.handshake import Hello
+from libtorchbeast.rpc.limits import Limits, channel_options, server_options
+from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_hello
 from libtorchbeast.rpc.steps import encode_step
-from libtorchbeast.specs import ArraySpec, Spec
-from libtorchbeast.workers import KEEP_FREED_MEMORY
 
 NUM_ENVS = 32  # of one server process, in two streams
 STEP_BYTES = 4 * 84 * 84 + 14
@@ -96,10 +97,10 @@ def measure_group() -> dict[str, float]:
 
 
 def serve_mock(pipe: Any) -> None:
-    from torchbeast.groups import make_group  # as polybeast_env does
+    from torchbeast.envs import make_group  # as polybeast_env does
 
     server = EnvironmentServer(
-        lambda knows_truncation: make_group(NUM_ENVS // 2, seed=1, env="Mock"),
+        lambda knows_truncation: Group(lambda seed: make_group(NUM_ENVS // 2, seed, env="Mock"), 1),
         "127.0.0.1:0",
         num_streams=2,
     )
@@ -188,10 +189,10 @@ def dial_many(pipe: Any, address: str) -> None:
     import grpc.aio
 
     hello = encode_hello(Hello("benchmark", 1, SMALL))
-    frame = np.zeros(SMALL.observation.shape, np.float32)
-    episode = Episode()
-    first = encode_step(episode.first_row(frame))
-    later = encode_step(episode.row(frame, 1.0, done=False))
+    frame = np.zeros((1, *SMALL.observation.shape), np.float32)
+    counter, no = EpisodeCounter(1), np.zeros(1, bool)
+    first = encode_step(counter.first_row(frame))
+    later = encode_step(counter.row(frame, np.ones(1), no, no, np.zeros(1)))
     counts = [0] * NUM_STREAMS
 
     async def play(channel: Any, number: int) -> None:
@@ -236,7 +237,7 @@ def learner(**options: Any) -> Iterator[tuple[libtorchbeast.ActorPool, Gateways,
         for batch in batcher:
             playing.wait(START_S)
             row, state = batch.get_inputs()
-            batch.set_outputs(((zeros[:, : row[1].shape[1]],), state))
+            batch.set_outputs(({"action": zeros[:, : row["reward"].shape[1]]}, state))
 
     def take() -> None:
         for _ in queue:
@@ -246,7 +247,9 @@ def learner(**options: Any) -> Iterator[tuple[libtorchbeast.ActorPool, Gateways,
     playing = threading.Event()
     playing.set()
     pool = libtorchbeast.ActorPool(20, queue, batcher)
-    gateways = Gateways(pool.add_lane, **options)
+    gateways = Gateways(GatewaysConfig(**options))
+    gateways.open()
+    gateways.start(pool.add_lane)
     threads = [threading.Thread(target=f) for f in (infer, take, pool.run)]
     for thread in threads:
         thread.start()

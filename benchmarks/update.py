@@ -8,10 +8,10 @@ import time
 
 import torch
 
-from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.learner import Learner
-from torchbeast.core.memory import keep_freed_memory
 from torchbeast.models import make_model
+from torchbeast.run.flags import TrainingFlags
+from torchbeast.runtime.malloc import keep_freed_memory
 
 T, B, A = 20, 32, 6
 ROUNDS = 3

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "action.h"
 #include "errors.h"
 #include "rollout.h"
 
@@ -52,21 +53,19 @@ void check_initial_state(const ArrayNest& state) {
   }
 }
 
-void write_action(const ArrayNest& action, const ArrayNest& target) {
-  if (!action.structure->matches(*target.structure)) {
-    throw NestError("nests don't match: the environments expect an action " +
-                    target.structure->describe() + ", the agent gave " +
-                    action.structure->describe());
-  }
-  for (std::size_t i = 0; i < action.leaves.size(); ++i) {
-    const Array& from = action.leaves[i];
-    const Array& to = target.leaves[i];
-    if (from.dtype != to.dtype || from.shape != to.shape) {
-      throw std::invalid_argument("The environments expect an action " + to.dtype.name() + " " +
-                                  to_string(to.shape) + ", the agent gave " + from.dtype.name() +
-                                  " " + to_string(from.shape));
+void check_lane(const Lane& lane) {
+  if (lane.row.leaves.empty())
+    throw std::invalid_argument("A lane's row must hold arrays, got none");
+  std::optional<std::int64_t> num_envs;
+  for (const ArrayNest* nest : {&lane.row, &lane.action}) {
+    for (const Array& leaf : nest->leaves) {
+      if (leaf.ndim() >= 2 && !num_envs) num_envs = leaf.shape[1];
+      if (leaf.ndim() < 2 || leaf.shape[0] != 1 || leaf.shape[1] != num_envs) {
+        throw std::invalid_argument(
+            "A lane's arrays must be [1, K, ...] with the same number K of environments, got " +
+            to_string(leaf.shape) + (num_envs ? " with K = " + std::to_string(*num_envs) : ""));
+      }
     }
-    copy(from, to);
   }
 }
 
@@ -77,7 +76,7 @@ void write_action(const ArrayNest& action, const ArrayNest& target) {
 class ActorPool::Actor {
  public:
   Actor(ActorPool& pool, const Lane& lane)
-      : pool_(pool), lane_(lane), num_envs_(lane.row.leaves.front().shape[1]) {}
+      : pool_(pool), lane_(lane), num_envs_(num_envs_of(lane.row)) {}
 
   void run() {
     while (wait_for_rows()) {
@@ -148,9 +147,7 @@ class ActorPool::Actor {
       throw std::invalid_argument("The agent must answer (output, new_agent_state), got " +
                                   std::to_string(answer.size()) + " elements");
     }
-    const std::vector<ArrayNest> outputs = children(answer[0]);
-    if (outputs.empty()) throw std::invalid_argument("The agent's output has no action");
-    write_action(outputs.front(), lane_.action);
+    write_action(action_of(answer[0]), lane_.action);
     state_ = std::move(answer[1]);
     return std::move(answer[0]);
   }
@@ -158,16 +155,16 @@ class ActorPool::Actor {
   void send(const Rollout& rollout) {
     const Timer timer(pool_.counts_.ns_for_learner);
     pool_.learner_queue_.give(tuple_of_nests({rollout.contents(), state_at_start_}), poll_);
-    ++pool_.counts_.rollouts;
+    pool_.counts_.rollouts += num_envs_;
   }
 
   // What the environments left behind.
   void finish() {
     if (rollout_->pad()) {
       send(*rollout_);
-      ++pool_.counts_.padded_rollouts;
+      pool_.counts_.padded_rollouts += num_envs_;
     } else if (rollout_->num_rows() > 1) {
-      ++pool_.counts_.dropped_rollouts;
+      pool_.counts_.dropped_rollouts += num_envs_;
     }
     rollout_.reset();
   }
@@ -210,6 +207,7 @@ void ActorPool::stop() {
 }
 
 void ActorPool::add_lane(Lane lane) {
+  check_lane(lane);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (is_over()) {
     lane.close();
@@ -257,7 +255,7 @@ bool ActorPool::is_over() const {
 
 void ActorPool::run(const Poll& poll) {
   std::unique_lock<std::mutex> lock(mutex_);
-  // In slices: closing a queue tells nobody here.
+  // In slices: closing a queue wakes nobody here.
   while (!error_ && !(is_over() && num_actors_ == 0)) {
     wait(ended_, lock, Clock::now() + kLookAround, poll,
          [this] { return error_ || (is_over() && num_actors_ == 0); });

@@ -25,7 +25,7 @@ namespace torchbeast {
 // Memory that a group of K environments shares with its actor.
 struct Lane {
   Turn turn;
-  ArrayNest row;     // [1, K, ...], a tuple of the fields in rollout.h.
+  ArrayNest row;     // [1, K, ...]; agent and learner get it with these containers.
   ArrayNest action;  // [1, K, ...]
   Bell bell = {};    // For environments that wait for many lanes at once.
 
@@ -42,20 +42,22 @@ struct Lane {
   }
 };
 
-// What the actors did so far, summed over all of them.
+// What the actors did so far, summed over all of them. Steps and rollouts are those of single
+// environments: a lane of K adds K.
 struct ActorCounts {
   std::atomic<std::int64_t> steps{0};
-  std::atomic<std::int64_t> rollouts{0};
-  std::atomic<std::int64_t> padded_rollouts{0};
-  std::atomic<std::int64_t> dropped_rollouts{0};
+  std::atomic<std::int64_t> rollouts{0};          // Sent to the learner, ...
+  std::atomic<std::int64_t> padded_rollouts{0};   // ... and of these, filled up by Rollout::pad().
+  std::atomic<std::int64_t> dropped_rollouts{0};  // Left open, and impossible to pad.
   std::atomic<std::int64_t> ns_for_environments{0};  // Time spent waiting for ...
   std::atomic<std::int64_t> ns_for_agent{0};
   std::atomic<std::int64_t> ns_for_learner{0};
 };
 
 // One thread a lane. The agent gets (row, agent_state) and answers (output, new_agent_state), where
-// output is a tuple whose first element is the action. The learner gets
-// ((rows, outputs), agent_state at row 0). All have the batch in dimension 1.
+// output is a dict with the key "action" or a tuple whose first element is the action. The learner
+// gets ((rows, outputs), agent_state at row 0). All have the batch in dimension 1. Rows and outputs
+// keep their containers.
 class ActorPool {
  public:
   // The queues must outlive the pool. The initial state has a batch of one.
@@ -68,6 +70,7 @@ class ActorPool {
   ActorPool& operator=(const ActorPool&) = delete;
 
   // Starts an actor for the lane. Environments may come and go on it; it ends when it is closed.
+  // Throws std::invalid_argument if the lane's arrays are not [1, K, ...].
   void add_lane(Lane lane);
 
   // Waits until a queue or the pool is closed and the actors have ended. Throws what went wrong in

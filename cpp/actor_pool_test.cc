@@ -4,15 +4,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
-#include "errors.h"
-#include "rollout.h"
+#include "action.h"
 #include "testing.h"
 
 namespace torchbeast {
@@ -23,31 +23,48 @@ using Values = std::vector<std::int32_t>;
 
 constexpr std::int64_t kUnrollLength = 4;
 
-ArrayNest tuple_of(std::vector<Array> leaves) {
-  std::vector<ArrayNest> nests;
-  for (Array& leaf : leaves) {
-    auto structure = std::make_shared<Structure>();
-    structure->add_leaf();
-    nests.push_back({structure, {std::move(leaf)}});
-  }
-  return tuple_of_nests(nests);
-}
-
 Array zeros(const Shape& shape) {
   std::size_t size = 1;
   for (const std::int64_t n : shape) size *= static_cast<std::size_t>(n);
   return make_array(shape, Values(size));
 }
 
-// A lane of K environments in this process. Their observation is the number of the step, and the
+Array flags(const Shape& shape) {
+  return make_array_of<std::uint8_t>(
+      {kBool, 8, 1}, shape, std::vector<std::uint8_t>(static_cast<std::size_t>(shape.back())));
+}
+
+// The two kinds of rows: our own, and the one for code written for TorchBeast.
+enum class Kind { kDict, kTuple };
+
+ArrayNest make_row(Kind kind, std::int64_t num_envs) {
+  const Shape shape{1, num_envs};
+  if (kind == Kind::kTuple) {
+    return tuple_of({zeros(shape), zeros(shape), flags(shape), zeros(shape), zeros(shape)});
+  }
+  return dict_of({{"frame", leaf_of(zeros(shape))},
+                  {"reward", leaf_of(zeros(shape))},
+                  {"done", leaf_of(flags(shape))},
+                  {"truncated", leaf_of(flags(shape))},
+                  {"episode_step", leaf_of(zeros(shape))},
+                  {"episode_return", leaf_of(zeros(shape))},
+                  {"last_action", leaf_of(zeros(shape))}});
+}
+
+Array field(const ArrayNest& row, const std::string& name) {
+  if (const auto found = child_at(row, name)) return found->leaves.front();
+  const std::vector<std::string> fields{"frame", "reward", "done"};
+  const auto index = std::find(fields.begin(), fields.end(), name) - fields.begin();
+  return children(row)[static_cast<std::size_t>(index)].leaves.front();
+}
+
+// A lane of K environments in this process. Their frame is the number of the step, and the
 // reward is the last action.
 class Environments {
  public:
-  Environments(std::int64_t num_envs, std::size_t num_fields) : num_envs_(num_envs) {
-    std::vector<Array> fields;
-    for (std::size_t i = 0; i < num_fields; ++i) fields.push_back(zeros({1, num_envs}));
-    lane_ = std::make_unique<Lane>(Lane{Turn(word_.get(), word_), tuple_of(fields),
-                                        children(tuple_of({zeros({1, num_envs})})).front()});
+  explicit Environments(std::int64_t num_envs, Kind kind = Kind::kDict) : num_envs_(num_envs) {
+    lane_ = std::make_unique<Lane>(
+        Lane{Turn(word_.get(), word_), make_row(kind, num_envs), leaf_of(zeros({1, num_envs}))});
   }
 
   const Lane& lane() const { return *lane_; }
@@ -72,15 +89,16 @@ class Environments {
  private:
   void write_rows(int step, bool done) {
     for (std::int64_t i = 0; i < num_envs_; ++i) {
-      const auto value = static_cast<std::int32_t>(step + 1000 * i);
-      at(lane_->row.leaves[kObservation], i) = value;
-      at(lane_->row.leaves[kReward], i) = at(lane_->action.leaves[0], i);
-      at(lane_->row.leaves[kDone], i) = done;
+      at<std::int32_t>("frame", i) = static_cast<std::int32_t>(step + 1000 * i);
+      at<std::int32_t>("reward", i) =
+          reinterpret_cast<std::int32_t*>(lane_->action.leaves[0].data)[i];
+      at<bool>("done", i) = done;
     }
   }
 
-  static std::int32_t& at(const Array& array, std::int64_t i) {
-    return reinterpret_cast<std::int32_t*>(array.data)[i];
+  template <typename T>
+  T& at(const std::string& name, std::int64_t i) {
+    return reinterpret_cast<T*>(field(lane_->row, name).data)[i];
   }
 
   std::int64_t num_envs_;
@@ -88,29 +106,35 @@ class Environments {
   std::unique_ptr<Lane> lane_;
 };
 
-// Its state counts the rows it has seen; the action is observation + 100 * state.
-void run_agent(DynamicBatcher& batcher) {
+// Its state counts the rows it has seen; the action is frame + 100 * state, and in a dict its
+// double is the baseline.
+void run_agent(DynamicBatcher& batcher, Kind output_kind) {
   while (auto batch = batcher.get_batch()) {
-    const Values observation = values(batch->inputs().leaves[kObservation]);
+    const Values frame = values(field(children(batch->inputs())[0], "frame"));
     Values state = values(batch->inputs().leaves.back());
-    Values action(observation.size());
+    Values action(frame.size()), baseline(frame.size());
     for (std::size_t i = 0; i < state.size(); ++i) {
-      action[i] = observation[i] + 100 * state[i];
+      action[i] = frame[i] + 100 * state[i];
+      baseline[i] = 2 * action[i];
       ++state[i];
     }
-    const auto size = static_cast<std::int64_t>(state.size());
-    const ArrayNest output = tuple_of({make_array({1, size}, action)});
-    const ArrayNest new_state = tuple_of({make_array({1, size}, state)});
-    batch->set_outputs(tuple_of_nests({output, new_state}));
+    const Shape shape{1, static_cast<std::int64_t>(state.size())};
+    const Array action_array = make_array(shape, action);
+    const ArrayNest output =
+        output_kind == Kind::kTuple
+            ? tuple_of({action_array})
+            : dict_of({{"action", leaf_of(action_array)},
+                       {"a_baseline", leaf_of(make_array(shape, baseline))}});  // Sorts before.
+    batch->set_outputs(tuple_of_nests({output, tuple_of({make_array(shape, state)})}));
   }
 }
 
 // Everything that an actor needs, and a learner to look at its rollouts.
 struct System {
-  explicit System(std::int64_t batch_size)
+  explicit System(std::int64_t batch_size, Kind output_kind = Kind::kDict)
       : queue({1, batch_size, batch_size, {}, 64}),
         batcher({1, 1, 64, 10, {}}),
-        agent([this] { run_agent(batcher); }),
+        agent([this, output_kind] { run_agent(batcher, output_kind); }),
         pool(kUnrollLength, queue, batcher, tuple_of({zeros({1, 1})})) {}
   ~System() {
     if (!queue.is_closed()) queue.close();
@@ -123,15 +147,20 @@ struct System {
   ActorPool pool;
 };
 
-// The leaves of a batch of the learner.
+// A batch of the learner.
 struct RolloutBatch {
-  explicit RolloutBatch(const ArrayNest& nest, std::size_t num_fields)
-      : observation(values(nest.leaves[kObservation])),
-        reward(values(nest.leaves[kReward])),
-        done(values(nest.leaves[kDone])),
-        action(values(nest.leaves[num_fields])),
-        state(values(nest.leaves[num_fields + 1])) {}
-  Values observation, reward, done, action, state;
+  explicit RolloutBatch(const ArrayNest& nest)
+      : rows(children(children(nest)[0])[0]),
+        outputs(children(children(nest)[0])[1]),
+        frame(values(field(rows, "frame"))),
+        reward(values(field(rows, "reward"))),
+        done(values_of<std::uint8_t>(field(rows, "done"))),
+        action(values(action_of(outputs))),
+        state(values(nest.leaves.back())) {}
+  ArrayNest rows, outputs;
+  Values frame, reward;
+  std::vector<std::uint8_t> done;
+  Values action, state;
 };
 
 Values from_to(int first, int last) {
@@ -143,15 +172,21 @@ Values from_to(int first, int last) {
 }  // namespace
 
 TEST_CASE("rows, outputs and state continue exactly from rollout to rollout") {
-  System system(1);
-  Environments environments(1, 7);
+  Kind kind = Kind::kDict;
+  SUBCASE("as dicts") { kind = Kind::kDict; }
+  SUBCASE("as tuples, for code written for TorchBeast") { kind = Kind::kTuple; }
+  System system(1, kind);
+  Environments environments(1, kind);
   system.pool.add_lane(environments.lane());
   std::thread stepping([&] { environments.step(1'000'000); });
   std::int32_t last_action = 0;
   for (int i = 0; i < 50; ++i) {
-    const RolloutBatch batch(*system.queue.dequeue(), 7);
+    const RolloutBatch batch(*system.queue.dequeue());
     const int first = i * static_cast<int>(kUnrollLength);
-    CHECK(batch.observation == from_to(first, first + 4));
+    CHECK(batch.frame == from_to(first, first + 4));
+    CHECK(batch.rows.structure->matches(*environments.lane().row.structure));
+    CHECK(batch.outputs.structure->describe() ==
+          (kind == Kind::kDict ? "{a_baseline: *, action: *}" : "(*,)"));
     CHECK(batch.state == Values{first});
     CHECK(batch.action[0] == last_action);
     for (int t = 1; t <= kUnrollLength; ++t) {
@@ -174,21 +209,21 @@ TEST_CASE("many lanes keep to themselves and every transition comes once and in 
   std::vector<std::unique_ptr<Environments>> lanes;
   std::vector<std::thread> stepping;
   for (int i = 0; i < kLanes; ++i) {
-    lanes.push_back(std::make_unique<Environments>(1 + i % 3, 7));
+    lanes.push_back(std::make_unique<Environments>(1 + i % 3));
     system.pool.add_lane(lanes.back()->lane());
     stepping.emplace_back([lane = lanes.back().get()] { lane->step(1'000'000); });
   }
   for (int i = 0; i < 200; ++i) {
-    const RolloutBatch batch(*system.queue.dequeue(), 7);
-    REQUIRE(batch.observation.size() == 10);  // 5 rows of 2 columns.
+    const RolloutBatch batch(*system.queue.dequeue());
+    REQUIRE(batch.frame.size() == 10);  // 5 rows of 2 columns.
     for (std::size_t column = 0; column < 2; ++column) {
       for (std::size_t t = 1; t < 5; ++t) {
         const std::size_t now = 2 * t + column, before = now - 2;
-        CHECK(batch.observation[now] == batch.observation[before] + 1);
+        CHECK(batch.frame[now] == batch.frame[before] + 1);
         CHECK(batch.reward[now] == batch.action[now]);
       }
-      CHECK(batch.observation[column] % 1000 % kUnrollLength == 0);
-      CHECK(batch.state[column] == batch.observation[column] % 1000);
+      CHECK(batch.frame[column] % 1000 % kUnrollLength == 0);
+      CHECK(batch.state[column] == batch.frame[column] % 1000);
     }
   }
   system.queue.close();
@@ -196,49 +231,68 @@ TEST_CASE("many lanes keep to themselves and every transition comes once and in 
   for (std::thread& thread : stepping) thread.join();
 }
 
-TEST_CASE("an open rollout is padded when its environments leave, and others may come") {
-  System system(1);
-  Environments environments(1, 7);
+TEST_CASE("open rollouts are padded when their environments leave, and others may come") {
+  using Flags = std::vector<std::uint8_t>;
+  System system(2);
+  Environments environments(2);
   system.pool.add_lane(environments.lane());
   std::thread stepping([&] {
     environments.step(6);
     environments.step(1'000'000);
   });
-  CHECK(RolloutBatch(*system.queue.dequeue(), 7).observation == from_to(0, 4));
-  const ArrayNest nest = *system.queue.dequeue();
-  const RolloutBatch padded(nest, 7);
-  CHECK(padded.observation == Values{4, 5, 6, 0, 0});
-  constexpr std::int32_t kAllBytes = 0x01010101;  // Flags are one byte in earnest.
-  CHECK(padded.done == Values{0, 0, 0, kAllBytes, kAllBytes});
-  CHECK(values(nest.leaves[kTruncated]) == Values{0, 0, 0, kAllBytes, kAllBytes});
-  const RolloutBatch next(*system.queue.dequeue(), 7);
-  CHECK(next.observation == from_to(0, 4));
-  CHECK(next.state == Values{0});  // And so does the agent's memory.
-  CHECK(system.pool.counts().padded_rollouts == 1);
+  const Values first_rollouts{0, 1000, 1, 1001, 2, 1002, 3, 1003, 4, 1004};
+  CHECK(RolloutBatch(*system.queue.dequeue()).frame == first_rollouts);
+  const RolloutBatch padded(*system.queue.dequeue());
+  CHECK(padded.frame == Values{4, 1004, 5, 1005, 6, 1006, 0, 0, 0, 0});
+  CHECK(padded.done == Flags{0, 0, 0, 0, 0, 0, 1, 1, 1, 1});
+  CHECK(values_of<std::uint8_t>(field(padded.rows, "truncated")) == padded.done);
+  const RolloutBatch next(*system.queue.dequeue());
+  CHECK(next.frame == first_rollouts);
+  CHECK(next.state == Values{0, 0});  // And so does the agent's memory.
+  CHECK(system.pool.counts().padded_rollouts == 2);
+  CHECK(system.pool.counts().dropped_rollouts == 0);
   system.pool.close();
   stepping.join();
 }
 
 TEST_CASE("rows that cannot say that they are padding are dropped instead") {
-  System system(1);
-  Environments environments(1, 5);
+  System system(2);
+  Environments environments(2, Kind::kTuple);
   system.pool.add_lane(environments.lane());
   std::thread stepping([&] {
     environments.step(6);
     environments.step(1'000'000);
   });
-  CHECK(RolloutBatch(*system.queue.dequeue(), 5).observation == from_to(0, 4));
-  CHECK(RolloutBatch(*system.queue.dequeue(), 5).observation == from_to(0, 4));
-  CHECK(system.pool.counts().dropped_rollouts == 1);
+  CHECK(RolloutBatch(*system.queue.dequeue()).frame[0] == 0);
+  CHECK(RolloutBatch(*system.queue.dequeue()).frame[0] == 0);
+  CHECK(system.pool.counts().dropped_rollouts == 2);
+  CHECK(system.pool.counts().padded_rollouts == 0);
   system.pool.close();
   stepping.join();
+}
+
+TEST_CASE("a lane whose arrays do not agree on the number of environments is refused") {
+  System system(1);
+  const Environments environments(2);
+  const Turn& turn = environments.lane().turn;
+  const ArrayNest row = make_row(Kind::kDict, 2), action = leaf_of(zeros({1, 2}));
+  CHECK_THROWS_WITH_AS(system.pool.add_lane({turn, row, leaf_of(zeros({1, 3}))}),
+                       "A lane's arrays must be [1, K, ...] with the same number K of "
+                       "environments, got [1, 3] with K = 2",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(system.pool.add_lane({turn, leaf_of(zeros({2})), action}),
+                       "A lane's arrays must be [1, K, ...] with the same number K of "
+                       "environments, got [2]",
+                       std::invalid_argument);
+  CHECK_THROWS_AS(system.pool.add_lane({turn, tuple_of({}), action}), std::invalid_argument);
+  CHECK(system.pool.num_actors() == 0);
 }
 
 TEST_CASE("a full learner queue holds the actors back, and closing lets them go") {
   BatchingQueue queue({1, 1, 1, {}, 1});
   DynamicBatcher batcher({1, 1, 64, 10, {}});
-  std::thread agent([&] { run_agent(batcher); });
-  Environments environments(1, 7);
+  std::thread agent([&] { run_agent(batcher, Kind::kDict); });
+  Environments environments(1);
   ActorPool pool(1, queue, batcher, tuple_of({zeros({1, 1})}));
   pool.add_lane(environments.lane());
   std::thread stepping([&] { environments.step(1'000'000); });
@@ -252,14 +306,14 @@ TEST_CASE("a full learner queue holds the actors back, and closing lets them go"
   agent.join();
 }
 
-TEST_CASE("an answer of the wrong kind is told to run()") {
+TEST_CASE("run() throws when the agent answers with an action of another shape") {
   BatchingQueue queue({1, 1, 1, {}, {}});
   DynamicBatcher batcher({1, 1, 64, 10, {}});
   std::thread agent([&] {
     const auto batch = batcher.get_batch();
     batch->set_outputs(tuple_of_nests({tuple_of({zeros({1, 1, 2})}), tuple_of({zeros({1, 1})})}));
   });
-  Environments environments(1, 7);
+  Environments environments(1);
   ActorPool pool(kUnrollLength, queue, batcher, tuple_of({zeros({1, 1})}));
   pool.add_lane(environments.lane());
   std::thread stepping([&] { environments.step(1'000'000); });
@@ -273,7 +327,7 @@ TEST_CASE("an answer of the wrong kind is told to run()") {
 
 TEST_CASE("nothing stays of a lane that was closed when the next one comes") {
   System system(1);
-  Environments first(1, 7), second(1, 7);
+  Environments first(1), second(1);
   auto word = std::make_shared<std::uint32_t>(0);
   const std::weak_ptr<std::uint32_t> memory = word;
   system.pool.add_lane({Turn(word.get(), word), first.lane().row, first.lane().action});
@@ -289,7 +343,7 @@ TEST_CASE("nothing stays of a lane that was closed when the next one comes") {
 #ifndef __SANITIZE_THREAD__  // which ends children of processes with threads
 TEST_CASE("a forked child lets go of the pool and leaves the parent's lanes alone") {
   System system(1);
-  Environments environments(1, 7);
+  Environments environments(1);
   auto pool = std::make_unique<ActorPool>(kUnrollLength, system.queue, system.batcher,
                                           tuple_of({zeros({1, 1})}));
   pool->add_lane(environments.lane());
@@ -308,7 +362,7 @@ TEST_CASE("a forked child lets go of the pool and leaves the parent's lanes alon
 
 TEST_CASE("a pool without environments ends, too") {
   System system(1);
-  Environments nobody(1, 7);
+  Environments nobody(1);
   system.pool.add_lane(nobody.lane());
   std::thread closing([&] { system.batcher.close(); });
   system.pool.run();

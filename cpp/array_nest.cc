@@ -1,5 +1,6 @@
 #include "array_nest.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <utility>
@@ -131,6 +132,16 @@ std::vector<ArrayNest> children(const ArrayNest& nest) {
     result.push_back({std::move(child), std::move(leaves)});
   }
   return result;
+}
+
+std::optional<ArrayNest> child_at(const ArrayNest& nest, const std::string& key) {
+  const Structure::Node root = nest.structure->nodes().front();
+  if (root.kind != Kind::kDict) return std::nullopt;
+  const auto first = nest.structure->keys().begin();  // The outermost dict's keys come first.
+  const auto last = first + root.num_children;
+  const auto found = std::find(first, last, key);
+  if (found == last) return std::nullopt;
+  return children(nest)[static_cast<std::size_t>(found - first)];
 }
 
 ArrayNest tuple_of_nests(const std::vector<ArrayNest>& nests) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,9 @@ struct ArrayNest {
 
 // The nests inside the outermost container; throws NestError if the nest is a mere leaf.
 std::vector<ArrayNest> children(const ArrayNest& nest);
+
+// The nest at this key of the outermost container, if that is a dict and has it.
+std::optional<ArrayNest> child_at(const ArrayNest& nest, const std::string& key);
 
 // The tuple of these nests.
 ArrayNest tuple_of_nests(const std::vector<ArrayNest>& nests);

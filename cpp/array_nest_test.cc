@@ -52,6 +52,17 @@ TEST_CASE("sequences match whatever their kind, dicts by their keys") {
   CHECK_FALSE(leaf.matches(*tuple));
 }
 
+TEST_CASE("a child is found by its key in the outermost dict only") {
+  const ArrayNest inner = dict_of({{"action", make_leaf({1})}});
+  const ArrayNest dict = dict_of({{"baseline", inner}, {"action", make_leaf({2})}});
+  CHECK(values(*child_at(dict, "action")) == std::vector<std::int32_t>{2});
+  CHECK(child_at(dict, "baseline")->structure->describe() == "{action: *}");
+  CHECK_FALSE(child_at(dict_of({{"inner", inner}}), "action"));
+  CHECK_FALSE(child_at(tuple_of_nests({inner}), "action"));
+  CHECK_FALSE(child_at(make_leaf({1}), "action"));
+  CHECK_FALSE(child_at(dict_of({}), "action"));
+}
+
 TEST_CASE("nests fit when only the batch dimension differs") {
   const ArrayNest nest = make_leaf({1, 2});
   CHECK_NOTHROW(check_fits(make_leaf({1, 2, 3}), nest, 1));

@@ -34,7 +34,7 @@ TEST_CASE("a full bell does not block, and the last copy closes the descriptor")
   ::close(ends[0]);
 }
 
-TEST_CASE("no bell rings for nobody, and a bad descriptor is told") {
+TEST_CASE("no bell rings for nobody, and a bad descriptor is refused") {
   CHECK_NOTHROW(Bell().ring());
   CHECK_THROWS_AS(Bell(-1), std::runtime_error);
 }

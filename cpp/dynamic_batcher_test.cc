@@ -49,7 +49,7 @@ TEST_CASE("the answers to a split item come back as one, in order") {
   caller.join();
 }
 
-TEST_CASE("outputs of wrong shape are refused and may be mended") {
+TEST_CASE("outputs of wrong shape are refused and may be set again") {
   DynamicBatcher batcher(sizes(1, 2));
   std::thread caller([&] { CHECK(values(batcher.compute(make_leaf({1}))) == Values{101}); });
   auto batch = batcher.get_batch();

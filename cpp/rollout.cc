@@ -1,6 +1,7 @@
 #include "rollout.h"
 
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -47,7 +48,7 @@ void Rollout::add_output(const ArrayNest& output, BufferPool& pool) {
     outputs_ = allocate_rows(output, unroll_length_ + 1, pool);
     for (const Array& leaf : outputs_.leaves) fill(leaf.slice(0, 0, 1), 0);  // Led by nobody.
   }
-  const std::int64_t num_envs = rows_.leaves.front().shape[1];
+  const std::int64_t num_envs = num_envs_of(rows_);
   for (const Array& leaf : output.leaves) {
     if (leaf.ndim() < 2 || leaf.shape[0] != 1 || leaf.shape[1] != num_envs) {
       throw std::invalid_argument("The agent's outputs must be [1, " + std::to_string(num_envs) +
@@ -60,16 +61,19 @@ void Rollout::add_output(const ArrayNest& output, BufferPool& pool) {
 }
 
 bool Rollout::pad() {
-  const std::vector<ArrayNest> fields = children(rows_);
-  if (num_rows_ < 2 || fields.size() <= kTruncated) return false;
-  const std::int64_t end = unroll_length_ + 1;
-  for (const Array& leaf : rows_.leaves) fill(leaf.slice(0, num_rows_, end), 0);
-  for (const Array& leaf : outputs_.leaves) fill(leaf.slice(0, num_rows_, end), 0);
-  for (const RowField field : {kDone, kTruncated}) {
-    fill(fields[field].leaves.front().slice(0, num_rows_, end), 1);
-  }
-  num_rows_ = end;
+  const std::optional<ArrayNest> done = child_at(rows_, "done");
+  const std::optional<ArrayNest> truncated = child_at(rows_, "truncated");
+  if (num_rows_ < 2 || !done || !truncated) return false;
+  fill_rest(rows_, 0);
+  fill_rest(outputs_, 0);
+  fill_rest(*done, 1);
+  fill_rest(*truncated, 1);
+  num_rows_ = unroll_length_ + 1;
   return true;
+}
+
+void Rollout::fill_rest(const ArrayNest& rows, int byte) const {
+  for (const Array& leaf : rows.leaves) fill(leaf.slice(0, num_rows_, unroll_length_ + 1), byte);
 }
 
 }  // namespace torchbeast

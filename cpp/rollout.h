@@ -1,10 +1,10 @@
 // A rollout of one lane in the making: T+1 rows by K environments, in memory of the pool.
 //
-//   row:     what the environments said           [T+1, K, ...]
+//   row:     what the environments said           [T+1, K, ...]; a dict with the fields of
+//            libtorchbeast/rows.py, or the tuple that TorchBeast's agents get
 //   output:  what the agent had said to get there [T+1, K, ...]; output t led to row t
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "array_nest.h"
@@ -12,16 +12,8 @@
 
 namespace torchbeast {
 
-// A row is a tuple of at least the first five. Only rows with all of them can be padded.
-enum RowField : std::size_t {
-  kObservation = 0,
-  kReward,
-  kDone,
-  kEpisodeStep,
-  kEpisodeReturn,
-  kTruncated,
-  kLastAction,
-};
+// K of a row or rows [T, K, ...]: all leaves have it, and there is at least one (check_lane()).
+inline std::int64_t num_envs_of(const ArrayNest& rows) { return rows.leaves.front().shape[1]; }
 
 class Rollout {
  public:
@@ -41,14 +33,18 @@ class Rollout {
 
   ArrayNest newest_row() const { return rows_.slice(0, num_rows_ - 1, num_rows_); }
 
-  // Fills the rest with rows that say: the transition into this row did not happen. False if there
-  // is nothing worth keeping, or no way to say so.
+  // Fills the rest with rows that say: the transition into this row did not happen. They are zero
+  // but for `done` and `truncated`. False if there is nothing worth keeping, or if the row has no
+  // such keys to say so.
   bool pad();
 
   // (rows, outputs), to give away.
   ArrayNest contents() const { return tuple_of_nests({rows_, outputs_}); }
 
  private:
+  // Sets all bytes of the rows that were not added.
+  void fill_rest(const ArrayNest& rows, int byte) const;
+
   std::int64_t unroll_length_;
   std::int64_t num_rows_ = 0;
   ArrayNest rows_;

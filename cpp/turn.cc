@@ -72,8 +72,10 @@ void use_waiter(const WordWaiter& chosen) { waiter = &chosen; }
 Turn::Turn(std::uint32_t* word, std::shared_ptr<const void> owner)
     : word_(reinterpret_cast<std::atomic<std::uint32_t>*>(word)), owner_(std::move(owner)) {}
 
+// Another process may write anything: what is no state is the end.
 Turn::State Turn::state() const {
-  return static_cast<State>(word_->load(std::memory_order_acquire));
+  const std::uint32_t value = word_->load(std::memory_order_acquire);
+  return value > kClosed ? kClosed : static_cast<State>(value);
 }
 
 bool Turn::pass(State from, State to) const {

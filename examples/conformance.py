@@ -38,8 +38,11 @@ from conformance_rules import (
     expect,
 )
 
-from libtorchbeast.rpc.messages import LEARNER_METHOD, Greeting, Hello, encode_greeting
-from libtorchbeast.rpc.security import Address, Limits, Security, server_options
+from libtorchbeast.rpc.address import Address
+from libtorchbeast.rpc.handshake import Greeting, Hello
+from libtorchbeast.rpc.limits import Limits, server_options
+from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_greeting
+from libtorchbeast.rpc.security import Security
 
 START_S = 60.0  # until a client that was started must have dialled
 DIAL_AGAIN_S = 25.0  # pauses may grow to 10 s
@@ -204,7 +207,7 @@ class Report:
 
     @contextlib.contextmanager
     def check(self, rule: str) -> Iterator[list[str]]:
-        """A `BrokenRule` inside is told, and goes on to end the trial; the list is for notes."""
+        """A `BrokenRule` inside is reported, and ends the trial; the list is for notes."""
         notes: list[str] = []
         try:
             yield notes
@@ -350,7 +353,7 @@ class Trials:
             deadline = time.monotonic() + REFUSED_S
             while time.monotonic() < deadline and client.process.poll() is None:
                 stream.read("a Hello")
-                stream.end(code, "There is something to mend.")
+                stream.end(code, "There is something to correct.")
                 with contextlib.suppress(BrokenRule):
                     stream = self._learner.accept(max(0.0, deadline - time.monotonic()))
                     num_dials += 1

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 import nest
-from libtorchbeast.rpc.messages import EnvironmentFailed, Hello, Refused, decode_hello, describe
-from libtorchbeast.rpc.security import Limits
+from libtorchbeast.rows import NUMBERS, ArraySpec, Row, describe
+from libtorchbeast.rpc.handshake import EnvironmentFailed, Hello, Refused
+from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.messages import decode_hello
 from libtorchbeast.rpc.steps import StepReader, encode_actions
-from libtorchbeast.specs import ArraySpec
 
 
 class BrokenRule(Exception):
@@ -48,7 +49,7 @@ class StepRules:
         self._reader = StepReader(hello.spec, hello.num_envs, self._rows)
         self._is_new = is_new
         self._knows_truncation = knows_truncation
-        self._last: tuple[np.ndarray, ...] | None = None
+        self._last: Row | None = None
         self.num_steps = 0
         self.num_episodes = 0
         self.num_truncated = 0
@@ -61,28 +62,31 @@ class StepRules:
             raise BrokenRule(f"Step {self.num_steps}: {refusal}") from refusal
         except EnvironmentFailed as failure:
             raise BrokenRule(f"the client sent a Failure: {failure}") from failure
-        row = tuple(field.copy() for field in self._rows[1:6])
-        for env in range(len(row[0])):
+        row = {name: self._rows[name].copy() for name in NUMBERS}
+        for env in range(len(row["done"])):
             try:
                 self._check_environment(row, env)
             except BrokenRule as broken:
                 where = f"Step {self.num_steps}, environment {env}"
                 raise BrokenRule(f"{where}: {broken}") from None
         if self._last is not None:
-            self.num_episodes += int(row[1].sum())
-            self.num_truncated += int(row[4].sum())
+            self.num_episodes += int(row["done"].sum())
+            self.num_truncated += int(row["truncated"].sum())
         self._last = row
         self.num_steps += 1
 
-    def _check_environment(self, row: tuple[np.ndarray, ...], env: int) -> None:
-        reward, _, step, total, truncated = (field[env].item() for field in row)
+    def _check_environment(self, row: Row, env: int) -> None:
+        now = {name: numbers[env].item() for name, numbers in row.items()}
+        reward, truncated = now["reward"], now["truncated"]
+        step, total = now["episode_step"], now["episode_return"]
         if self._last is None:
             expect("reward of the first Step", 0.0, reward)
             expect("episode_step of the first Step", 0, step)
             expect("episode_return of the first Step", 0.0, total)
             expect("truncated of the first Step", False, truncated)
             return
-        _, last_done, last_step, last_total, _ = (field[env].item() for field in self._last)
+        before = {name: numbers[env].item() for name, numbers in self._last.items()}
+        last_step, last_total = before["episode_step"], before["episode_return"]
         # Of an episode that goes on from the stream before, the counts are not known here.
         may_go_on = self.num_steps == 1 and not self._is_new
         if truncated:
@@ -91,12 +95,14 @@ class StepRules:
             expect("reward of a truncated environment", 0.0, reward)
             if may_go_on:  # the stream before broke on the very Step that hit the limit
                 return
-            if last_done:
+            if before["done"]:
                 raise BrokenRule("truncated must follow an ordinary Step, got it after done")
+            if step == 0 and total == 0:  # it broke, and another took its place
+                return
             expect("episode_step of a truncated environment", last_step, step)
             expect("episode_return of a truncated environment", last_total, total)
             return
-        goes_on = not last_done
+        goes_on = not before["done"]
         if may_go_on and step > 1:
             return
         expect("episode_step", last_step + 1 if goes_on else 1, step)

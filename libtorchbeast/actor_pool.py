@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import nest
 from libtorchbeast import _C
-from libtorchbeast.lanes import Lane
+from libtorchbeast.rows import TORCHBEAST_FIELDS
+from libtorchbeast.shared_lanes import Lane
 
 if TYPE_CHECKING:
     from libtorchbeast.rpc.security import Security
 
-NUM_PLAIN_FIELDS = 5  # observation, reward, done, episode_step, episode_return
 POLL_S = 0.1
 JOIN_S = 30.0
 
@@ -20,10 +20,12 @@ class ActorPool(_C.ActorPool):
     """Carries rows and actions between lanes and agent, and rollouts to the learner.
 
     The agent consumes `inference_batcher`: it gets `(row, agent_state)`, all [1, B, ...], and
-    answers `((action, ...), new_agent_state)`. The learner consumes `learner_queue`: it gets
-    `((rows, outputs), agent_state)` with T+1 rows, where output t led to row t, and the agent's
-    state before row 0. A row is the tuple of `specs.ROW_FIELDS`, or its first five fields for
-    environments at `env_server_addresses`.
+    answers `(output, new_agent_state)`, where output has an "action". The learner consumes
+    `learner_queue`: it gets `((rows, outputs), agent_state)` with T+1 rows, where output t led to
+    row t, and the agent's state before row 0. A row is a dict (rows.py), and so is an output.
+
+    For environments at `env_server_addresses` both are tuples, as in TorchBeast: a row is
+    (frame, reward, done, episode_step, episode_return), an output (action, ...).
     """
 
     def __init__(
@@ -41,11 +43,9 @@ class ActorPool(_C.ActorPool):
         self._addresses = list(env_server_addresses)
         self._security = security
 
-    def add_lane(self, lane: Lane, num_fields: int | None = None) -> None:  # type: ignore[override]
-        """Start an actor for a lane, with the first `num_fields` of its rows (default: all)."""
-        rows = nest.map(lambda array: array[None], lane.rows[:num_fields])
-        actions = nest.map(lambda array: array[None], lane.actions)
-        super().add_lane(lane.turn, rows, actions, lane.bell_fd)
+    def add_lane(self, lane: Lane) -> None:  # type: ignore[override]
+        """Start an actor for a lane."""
+        self._add(lane, lane.rows)
 
     def run(self) -> None:
         """Wait until a queue is closed and all actors have ended; raise what went wrong in one.
@@ -56,16 +56,22 @@ class ActorPool(_C.ActorPool):
         if not self._addresses:
             super().run()
             return
-        from libtorchbeast.rpc.gateways import Gateways
+        from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+        from libtorchbeast.rpc.security import Security
 
         errors: list[BaseException] = []
-        gateways = Gateways(
-            add_lane=lambda lane: self.add_lane(lane, NUM_PLAIN_FIELDS),
+        config = GatewaysConfig(
             server_addresses=self._addresses,
-            security=self._security,
+            security=self._security or Security(),
             knows_truncation=False,
             rows_per_rollout=self._unroll_length + 1,
-            on_environment_error=lambda text: errors.append(RuntimeError(text)),
+        )
+        gateways = Gateways(
+            config, on_environment_error=lambda text: errors.append(RuntimeError(text))
+        )
+        gateways.open()
+        gateways.start(
+            lambda lane: self._add(lane, tuple(lane.rows[name] for name in TORCHBEAST_FIELDS))
         )
         ended = threading.Event()
 
@@ -88,3 +94,8 @@ class ActorPool(_C.ActorPool):
             gateways.close()
         if errors:
             raise errors[0]
+
+    def _add(self, lane: Lane, row: Any) -> None:
+        rows = nest.map(lambda array: array[None], row)  # [K, ...] -> [1, K, ...]
+        actions = nest.map(lambda array: array[None], lane.actions)
+        super().add_lane(lane.turn, rows, actions, lane.bell_fd)

@@ -1,48 +1,394 @@
-"""Groups of environments: what they can do, and how a process that was told a name makes them."""
+"""Groups of environments, and what happens to one that fails: it is rebuilt, its neighbours go on.
 
+    SyncEnvs   single environments, old Gym's or Gymnasium's, stepped one after the other
+    Group      any group, with the policy for those that fail as a whole; what every host steps
+
+The policy is the same wherever environments are stepped. An environment that raises, returns
+observations of another shape or dtype, or sends numbers that are not finite is closed and rebuilt
+with a new seed; the transition into its first row did not happen (`truncated`). One that fails more
+than `MAX_REBUILDS` times in a row, each time within `HEALTHY_STEPS`, raises `Broken`: its worker or
+client ends, and the supervisor decides; a server ends its stream.
+"""
+
+import contextlib
 import importlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-Row = dict[str, Any]
+from libtorchbeast.observations import FrameCheck, as_arrays, check_finite, stack
+from libtorchbeast.rows import (
+    INT64,
+    Environments,
+    EpisodeCounter,
+    Row,
+    Spec,
+    as_first_row,
+    describe,
+    is_discrete,
+    spec_of,
+    spec_of_space,
+)
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.tree import map_tree
+
+logger = logging.getLogger("torchbeast")
+
+HEALTHY_STEPS = 20  # after so many, a failure counts as the first one
+MAX_REBUILDS = 3  # in a row, each within so many steps
+MAX_REWARD = float(np.finfo(np.float32).max)  # more is infinite in a row
 
 
-class Unstacked:
-    """K arrays that stand for one [K, ...]: who copies them on anyway may spare one copy.
-
-    For frames of `Environments` in processes that pass them on at once.
-    """
-
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        kinds = {(array.dtype, array.shape) for array in arrays}
-        if len(kinds) != 1:
-            what = ", ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
-            raise ValueError(f"Observations of a group must be alike, got {what}.")
-        self.arrays = arrays
-        self.dtype = arrays[0].dtype
-        self.shape = (len(arrays), *arrays[0].shape)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.stack(self.arrays).astype(dtype or self.dtype, copy=False)
+class Broken(Exception):
+    """Environments that fail again and again; the cause is their last exception."""
 
 
-class Environments(Protocol):
-    """`num_envs` environments that step together; torchbeast/envs/row.py has the rules of rows.
+class Rebuilds:
+    """Counts the failures of an environment, and says when another rebuild is useless."""
 
-    May have `num_actions`, and `action_spec`, a nest of `ArraySpec` (default: one int64). Frames
-    are nests of arrays, or of `Unstacked` ones.
-    """
+    def __init__(self, name: str) -> None:
+        """`name` is for the log: Environment 3."""
+        self.num_rebuilds = 0
+        self._name = name
+        self._in_a_row = 0
+        self._steps_at_last = 0
 
-    num_envs: int
+    def allow(self, error: Exception, num_steps: int) -> None:
+        """Log what happened in step `num_steps`; `Broken` if it keeps happening."""
+        healthy = num_steps - self._steps_at_last >= HEALTHY_STEPS
+        self._in_a_row = 1 if healthy else self._in_a_row + 1
+        self._steps_at_last = num_steps
+        if self._in_a_row > MAX_REBUILDS:
+            raise Broken(
+                f"{self._name} failed {self._in_a_row} times in a row, each time within "
+                f"{HEALTHY_STEPS} steps; the last time with {type(error).__name__}: {error}"
+            ) from error
+        self.num_rebuilds += 1
+        logger.warning("%s failed and is rebuilt with a new seed.", self._name, exc_info=error)
 
-    def reset(self) -> Row: ...
-    def step(self, actions: Any) -> Row: ...
-    def close(self) -> None: ...
+
+# ------------------------------------------------------------------------------------------ groups
 
 
 def make_environments(factory: str, num_envs: int, seed: int, **options: Any) -> Environments:
     """Call `package.module:function`."""
     module, _, name = factory.partition(":")
     return getattr(importlib.import_module(module), name)(num_envs=num_envs, seed=seed, **options)
+
+
+class Group:
+    """Environments that step together, rebuilt as a whole if they fail as a whole.
+
+    `row` is the newest one. Used by every host of environments, and by MonoBeast's actors.
+    """
+
+    def __init__(
+        self, make: Callable[[int], Environments], seed: int, rebuild: bool = True
+    ) -> None:
+        """`make(seed)` makes the environments; what it raises at first is raised here.
+
+        Without `rebuild`, what the environments raise is raised.
+        """
+        self._make = make
+        self._seed = seed
+        self._may_rebuild = rebuild
+        self._rebuilds = Rebuilds("A group of environments")
+        self._num_builds = 0
+        self._num_steps = 0
+        self._observation: Any = None
+        self._has_played = False
+        self._envs, self.row = self._build()
+
+    @property
+    def num_envs(self) -> int:
+        return self._envs.num_envs
+
+    @property
+    def num_actions(self) -> int:
+        """0 if actions are not numbers from 0 on."""
+        return int(getattr(self._envs, "num_actions", 0) or 0)
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self._observation, getattr(self._envs, "action_spec", INT64))
+
+    def start(self) -> Row:
+        """The first row of a stream; environments that played before keep their episodes."""
+        if self._has_played:
+            self.row = as_first_row(self.row)
+        self._has_played = True
+        return self.row
+
+    def step(self, actions: Any) -> Row:
+        """Take one action in each."""
+        self._num_steps += 1
+        try:
+            row = self._envs.step(actions)
+            _check(self._envs, row)
+        except Exception as error:
+            if isinstance(error, Broken) or not self._may_rebuild:
+                raise
+            row = self._rebuild(error)
+        self.row = row
+        return row
+
+    def close(self) -> None:
+        """Close the environments; what that raises is logged."""
+        try:
+            self._envs.close()
+        except Exception as error:
+            logger.warning("An environment failed while it was closed.", exc_info=error)
+
+    def _rebuild(self, error: Exception) -> Row:
+        """The first row of new environments. A failure on the way there is one more in a row."""
+        while True:
+            self._rebuilds.allow(error, self._num_steps)
+            _close_failed(self._envs)
+            try:
+                self._envs, row = self._build()
+                return as_first_row(row, truncated=True)
+            except Broken:
+                raise
+            except Exception as another:
+                error = another
+
+    def _build(self) -> tuple[Environments, Row]:
+        # A new seed each time, or the same bad luck would come again.
+        seed = derive_seed(self._seed, self._num_builds)
+        self._num_builds += 1
+        envs = self._make(seed)
+        try:
+            row = envs.reset()
+            observation = spec_of(row["frame"])
+            if self._observation not in (None, observation):
+                raise ValueError(
+                    f"The observation must be {describe(self._observation)} as before, "
+                    f"got {describe(observation)}."
+                )
+            _check(envs, row)
+        except BaseException:
+            _close_failed(envs)
+            raise
+        self._observation = observation
+        return envs, row
+
+
+def _check(envs: Environments, row: Row) -> None:
+    if not isinstance(envs, SyncEnvs):  # which looks at them one by one
+        check_finite(row)
+
+
+def _close_failed(envs: Any) -> None:
+    """Close what failed before, so that another failure is no news."""
+    with contextlib.suppress(Exception):
+        envs.close()
+
+
+# ------------------------------------------------------------------------------ single environments
+
+
+class SyncEnvs:
+    """`num_envs` single environments behind the protocol of groups."""
+
+    def __init__(
+        self,
+        make_env: Callable[[], Any],
+        num_envs: int,
+        seed: int | None = None,
+        observe: Callable[[Any], Any] = as_arrays,
+        knows_truncation: bool = True,
+        rebuild: bool = True,
+    ) -> None:
+        """`observe` turns an environment's observation into a tree of arrays.
+
+        Without `knows_truncation`, a time limit is an end like any other. A learner that does not
+        know `truncated` cannot be shown that an environment was rebuilt, so that none is.
+        Without `rebuild`, what an environment raises is raised, and what it returns is unchecked.
+        """
+        self.num_envs = num_envs
+        self.observe = observe
+        self._make_env = make_env
+        self._seed = seed
+        self._knows_truncation = knows_truncation
+        self.is_checked = rebuild and knows_truncation  # each environment, before it is in a row
+        self._check: Callable[[Any], None] = FrameCheck() if self.is_checked else _pass
+        self.join: Callable[[list[np.ndarray]], Any] = stack if self.is_checked else np.stack
+        self.envs = _make_all(make_env, num_envs)
+        space: Any = getattr(self.envs[0], "action_space", None)
+        self.action_spec: Any = INT64 if space is None else spec_of_space(space)
+        self.num_actions = int(space.n) if is_discrete(space) else 0
+        self._first_action = int(getattr(space, "start", 0)) if is_discrete(space) else 0
+        self._counter = EpisodeCounter(num_envs, self.action_spec)
+        self._hit_time_limit = [False] * num_envs
+        self._num_steps = 0
+        self._rebuilds = [Rebuilds(f"Environment {i}") for i in range(num_envs)]
+
+    def reset(self) -> Row:
+        self._hit_time_limit = [False] * self.num_envs
+        frames = []
+        for i in range(self.num_envs):
+            try:
+                frame = self._reset(i, self._seed_of(i))
+            except Exception as error:
+                frame = self._rebuild(i, error)
+            frames.append(frame)
+        return self._counter.first_row(self._join(frames))
+
+    def step(self, actions: Any) -> Row:
+        self._num_steps += 1
+        frames = []
+        reward = np.zeros(self.num_envs, np.float64)
+        done = np.zeros(self.num_envs, np.bool_)
+        truncated = np.array(self._hit_time_limit)  # these rows are the extra ones
+        # Without a function for one environment: calling it would take as long as some steps do.
+        envs, observe, check, extra = self.envs, self.observe, self._check, self._hit_time_limit
+        for i, action in enumerate(self._split(actions)):
+            try:
+                if extra[i]:
+                    frame, done[i], extra[i] = self._reset(i), True, False
+                else:
+                    frame, value, terminated, limit, _ = envs[i].step(action)
+                    reward[i] = value
+                    if self.is_checked and not -MAX_REWARD <= value <= MAX_REWARD:
+                        raise ValueError(f"The reward must be a finite float32, got {value}.")
+                    if terminated or (limit and not self._knows_truncation):
+                        frame, done[i] = self._reset(i), True
+                    else:
+                        extra[i] = bool(limit)
+                        frame = observe(frame)
+                        check(frame)
+            except Exception as error:
+                frame = self._rebuild(i, error)
+                self._counter.forget(i)
+                reward[i], done[i], truncated[i] = 0.0, True, True
+            frames.append(frame)
+        return self._counter.row(self._join(frames), reward, done, truncated, actions)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:  # all of them, also if one raises
+            for env in self.envs:
+                stack.callback(env.close)
+
+    def _reset(self, i: int, seed: int | None = None) -> Any:
+        """The first frame of an episode."""
+        frame, _ = self.envs[i].reset(seed=seed)
+        frame = self.observe(frame)
+        self._check(frame)
+        return frame
+
+    def _rebuild(self, i: int, error: Exception) -> Any:
+        """The first frame of a new environment in the place of one that failed.
+
+        A failure on the way there is one more in a row.
+        """
+        if not self.is_checked:
+            raise error
+        rebuilds = self._rebuilds[i]
+        self._hit_time_limit[i] = False
+        while True:
+            rebuilds.allow(error, self._num_steps)
+            _close_failed(self.envs[i])
+            try:
+                self.envs[i] = as_gymnasium(self._make_env())
+                return self._reset(i, self._seed_of(i, rebuilds.num_rebuilds))
+            except Exception as another:
+                error = another
+
+    def _seed_of(self, *path: int) -> int | None:
+        return None if self._seed is None else derive_seed(self._seed, *path)
+
+    def _split(self, actions: Any) -> list[Any]:
+        """The action of each environment."""
+        if not self.num_actions:
+            return [self._pick(actions, i) for i in range(self.num_envs)]
+        if len(actions) != self.num_envs:
+            raise ValueError(f"There must be {self.num_envs} actions, got {len(actions)}.")
+        if isinstance(self.envs[0], _OldGym):
+            # As they are: NumPy's integers, which environments for TorchBeast's Server know.
+            return [action + self._first_action for action in actions]
+        numbers = np.asarray(actions, np.int64)
+        return (numbers + self._first_action if self._first_action else numbers).tolist()
+
+    def _pick(self, actions: Any, i: int) -> Any:
+        return map_tree(lambda _, array: array[i], self.action_spec, actions)
+
+    def _join(self, frames: list[Any]) -> Any:
+        """The environments' trees of arrays to one tree with num_envs as first dimension."""
+        if isinstance(frames[0], np.ndarray):
+            return self.join(frames)
+        return map_tree(lambda *arrays: self.join(list(arrays)), *frames)
+
+
+def _pass(frame: Any) -> None:
+    """The check of environments that are not rebuilt."""
+
+
+def _make_all(make_env: Callable[[], Any], num_envs: int) -> list[Any]:
+    with contextlib.ExitStack() as stack:
+        envs = []
+        for _ in range(num_envs):
+            envs.append(as_gymnasium(make_env()))
+            stack.callback(_close_failed, envs[-1])
+        stack.pop_all()  # all could be made: none is closed
+    return envs
+
+
+# ---------------------------------------------------------------------------------------- old Gym
+
+
+class _OldGym:
+    """Gives an old-style environment (reset -> frame, step -> 4 values) the Gymnasium interface.
+
+    Also for environments of the new style that are not Gymnasium's.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._takes_seed = _takes_seed(env.reset)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        options = {}
+        if seed is not None:
+            if callable(getattr(self._env, "seed", None)):
+                self._env.seed(seed)
+            elif self._takes_seed:  # as in the last versions of Gym
+                options["seed"] = seed
+        result = self._env.reset(**options)
+        # A pair with a dict is Gymnasium's (observation, info).
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            return result
+        return result, {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        result = self._env.step(action)
+        if len(result) != 4:
+            return result
+        frame, reward, done, info = result
+        limit = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated"))
+        return frame, reward, bool(done) and not limit, limit, info
+
+    def close(self) -> None:
+        if callable(getattr(self._env, "close", None)):
+            self._env.close()
+
+
+def _takes_seed(reset: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(reset).parameters.values()
+    except (TypeError, ValueError):  # compiled code may have no signature
+        return False
+    return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def as_gymnasium(env: Any) -> Any:
+    """`env` if it is a Gymnasium environment, else a thin adapter around it."""
+    gymnasium = sys.modules.get("gymnasium")  # who has one of its environments has imported it
+    is_gymnasium = gymnasium is not None and isinstance(env, gymnasium.Env)
+    return env if is_gymnasium else _OldGym(env)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import libtorchbeast
 from libtorchbeast import BatchingQueue, ClosedBatchingQueue
-from tests.threads import run_in_threads, shortest_ms, wait_until
+from tests.helpers.threads import run_in_threads, shortest_ms, wait_until
 
 
 def rows(*values, batch_dim=0):

@@ -6,7 +6,7 @@ import signal
 import psutil
 import pytest
 
-from tests.training import (
+from tests.helpers.training import (
     TIMEOUT_S,
     Training,
     fragile,
@@ -17,6 +17,7 @@ from tests.training import (
 )
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(TIMEOUT_S + 60),
     pytest.mark.parametrize("beast", ["monobeast", "polybeast"]),
 ]
@@ -33,7 +34,15 @@ def test_cart_pole_is_learnt_with_the_defaults(beast, tmp_path):
 
 def test_pictures_are_learnt_with_the_defaults(beast, tmp_path):
     steps = {"monobeast": "130000", "polybeast": "150000"}[beast]
-    learn(beast, tmp_path, 0.8, "--env", "tests.image_catch:ImageCatch", "--total_steps", steps)
+    learn(
+        beast,
+        tmp_path,
+        0.8,
+        "--env",
+        "tests.helpers.image_catch:ImageCatch",
+        "--total_steps",
+        steps,
+    )
 
 
 def test_memory_is_learnt_with_lstm(beast, tmp_path):
@@ -108,7 +117,7 @@ def test_an_environment_that_never_works_ends_the_run_with_its_traceback(beast, 
     result = run(beast, tmp_path, "--env", "fragile:make", env=env)
     assert result.returncode == 1
     who = {"monobeast": "actor", "polybeast": "worker"}[beast]
-    assert f"No {who} is left" in result.stderr
+    assert f"No {who} is left to work with" in result.stderr
     assert "the simulator is out of tea" in result.stderr
 
 

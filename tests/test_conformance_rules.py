@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from libtorchbeast.rpc.messages import Hello, encode_hello
+from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rpc.handshake import Hello
+from libtorchbeast.rpc.messages import encode_hello
 from libtorchbeast.rpc.steps import encode_step
-from libtorchbeast.specs import ArraySpec, Spec
-from tests.examples import load
+from tests.helpers.examples import load
 
 rules = load("conformance_rules")
 

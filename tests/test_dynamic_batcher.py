@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libtorchbeast import AsyncError, Batch, ClosedBatchingQueue, DynamicBatcher
-from tests.threads import run_in_threads, shortest_ms, wait_until
+from tests.helpers.threads import run_in_threads, shortest_ms, wait_until
 
 DROPPED = "The associated promise has been destructed prior to the associated state becoming ready."
 

@@ -1,16 +1,14 @@
 """The rows that environments give: ends, time limits, counters; names and wrong names."""
 
-import subprocess
-import sys
-
 import gymnasium
 import numpy as np
 import pytest
+from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
 
+from libtorchbeast.environments import SyncEnvs
 from torchbeast.envs import EnvOptions, make_envs
 from torchbeast.envs.atari import AtariEnvs
-from torchbeast.envs.sync import SyncEnvs
 from torchbeast.envs.vector import VectorEnvs
 from torchbeast.errors import UsageError
 
@@ -45,91 +43,70 @@ def play(envs, actions):
     return [(float(r["frame"][0, 0]), *(r[name][0].item() for name in names)) for r in rows]
 
 
-def test_a_true_end_needs_no_extra_row():
-    envs = SyncEnvs(lambda: Counting(3, limit=False), num_envs=2)
-    assert play(envs, [0, 1, 0, 1]) == [
-        # frame, reward, done, truncated, episode_step, episode_return, last_action
-        (0.0, 0.0, True, False, 0, 0.0, 0),
-        (1.0, 10.0, False, False, 1, 10.0, 0),
-        (2.0, 11.0, False, False, 2, 21.0, 1),
-        (0.0, 10.0, True, False, 3, 31.0, 0),
-        (1.0, 11.0, False, False, 1, 11.0, 1),
-    ]
+class Numbers:
+    """Old Gym's style, with one of three numbers as observation."""
 
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Discrete(3, start=5)
 
-def test_a_time_limit_shows_the_final_frame_then_one_extra_row():
-    envs = SyncEnvs(lambda: Counting(3, limit=True), num_envs=2)
-    assert play(envs, [0, 1, 0, 1, 1]) == [
-        (0.0, 0.0, True, False, 0, 0.0, 0),
-        (1.0, 10.0, False, False, 1, 10.0, 0),
-        (2.0, 11.0, False, False, 2, 21.0, 1),
-        (3.0, 10.0, False, False, 3, 31.0, 0),  # an ordinary row with the true final frame
-        (0.0, 0.0, True, True, 3, 31.0, 1),  # the transition into it did not happen
-        (1.0, 11.0, False, False, 1, 11.0, 1),
-    ]
+    def reset(self):
+        return 5
 
-
-def test_environments_of_a_group_end_on_their_own():
-    lengths = iter([2, 3])
-    envs = SyncEnvs(lambda: Counting(next(lengths), limit=False), num_envs=2)
-    envs.reset()
-    done = np.stack([envs.step(np.zeros(2, np.int64))["done"] for _ in range(6)])
-    assert done[:, 0].tolist() == [False, True, False, True, False, True]
-    assert done[:, 1].tolist() == [False, False, True, False, False, True]
-
-
-def test_old_gym_environments_fit_and_their_limits_are_told_apart():
-    class Old:
-        action_space = spaces.Discrete(2)
-
-        def reset(self):
-            self.time = 0
-            return np.zeros(1)
-
-        def step(self, action):
-            self.time += 1
-            return np.full(1, self.time), 1.0, self.time == 2, {"TimeLimit.truncated": action == 1}
-
-    rows = play(SyncEnvs(Old, num_envs=1), [0, 0, 1, 1, 0])
-    assert [(frame, done, cut) for frame, _, done, cut, *_ in rows] == [
-        (0.0, True, False),
-        (1.0, False, False),
-        (0.0, True, False),
-        (1.0, False, False),
-        (2.0, False, False),
-        (0.0, True, True),
-    ]
+    def step(self, action):
+        return 6 + action, 1.0, False, {}
 
 
 def test_old_gym_environments_may_show_numbers():
-    class Old:
-        action_space = spaces.Discrete(2)
-        observation_space = spaces.Discrete(3, start=5)
-
-        def reset(self):
-            return 5
-
-        def step(self, action):
-            return 6 + action, 1.0, False, {}
-
-    envs = SyncEnvs(Old, num_envs=2)
+    envs = make_envs(EnvOptions(f"{__name__}:Numbers"), num_envs=2)
     assert envs.reset()["frame"].tolist() == [[1, 0, 0], [1, 0, 0]]
     frame = envs.step(np.array([0, 1]))["frame"]
     assert frame.tolist() == [[0, 1, 0], [0, 0, 1]]
     assert frame.dtype == np.float32
 
 
-def test_tree_observations_are_stacked_leaf_by_leaf():
-    class Tree(Counting):
-        def reset(self, *, seed=None, options=None):
-            frame, info = super().reset(seed=seed)
-            return {"a": frame, "b": (np.zeros((2, 2), np.uint8), 3)}, info
+class Tree(Counting):
+    """Float64, lists and plain numbers in an observation."""
 
-    row = SyncEnvs(lambda: Tree(3, False), num_envs=4).reset()
-    assert row["frame"]["a"].shape == (4, 1)
-    assert row["frame"]["b"][0].shape == (4, 2, 2)
-    assert row["frame"]["b"][0].dtype == np.uint8
-    assert row["frame"]["b"][1].tolist() == [3, 3, 3, 3]
+    def __init__(self):
+        super().__init__(3, limit=False)
+
+    def reset(self, *, seed=None, options=None):
+        frame, info = super().reset(seed=seed)
+        return {"a": frame.astype(np.float64), "b": (np.zeros((2, 2), np.uint8), 3), "c": 0.5}, info
+
+
+def test_floats_anywhere_in_an_observation_have_32_bits():
+    frame = make_envs(EnvOptions(f"{__name__}:Tree"), num_envs=4).reset()["frame"]
+    assert (frame["a"].dtype, frame["a"].shape) == (np.float32, (4, 1))
+    assert (frame["b"][0].dtype, frame["b"][0].shape) == (np.uint8, (4, 2, 2))
+    assert frame["b"][1].tolist() == [3, 3, 3, 3]
+    assert (frame["c"].dtype, frame["c"].tolist()) == (np.float32, [0.5] * 4)
+
+
+class Shifted(Counting):
+    """Its actions are 3 and 4."""
+
+    def __init__(self):
+        super().__init__(3, limit=False)
+        self.action_space = spaces.Discrete(2, start=3)
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return super().step(action)
+
+
+def shifted_vector(num_envs):
+    return gymnasium.vector.SyncVectorEnv([Shifted] * num_envs)
+
+
+@pytest.mark.parametrize("factory", ["Shifted", "shifted_vector"])
+def test_actions_that_do_not_start_at_0_are_shifted(factory):
+    envs = make_envs(EnvOptions(f"{__name__}:{factory}"), num_envs=2)
+    envs.reset()
+    row = envs.step(np.array([0, 1]))
+    assert envs.num_actions == 2
+    assert row["reward"].tolist() == [13, 14]
+    assert row["last_action"].tolist() == [0, 1]  # as the agent counts them
 
 
 def test_seeds_make_episodes_repeat():
@@ -141,6 +118,20 @@ def test_seeds_make_episodes_repeat():
 
     assert np.array_equal(cart_pole(3), cart_pole(3))
     assert not np.array_equal(cart_pole(3), cart_pole(4))
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", f"{__name__}:cart_poles"])
+def test_environments_of_neighbouring_seeds_share_no_episode(env):
+    frames = []
+    for seed in range(5):
+        envs = make_envs(EnvOptions(env), num_envs=4, seed=seed)
+        frames += [frame.tobytes() for frame in envs.reset()["frame"]]
+        envs.close()
+    assert len(set(frames)) == len(frames) == 20
+
+
+def cart_poles(num_envs):
+    return gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="sync")
 
 
 def test_memory_hides_the_cue_when_it_asks():
@@ -195,6 +186,22 @@ def test_atari_rows_add_up_to_the_games_score():
             assert rows["episode_step"][end, i] == end - start
             start = end
     assert rows["episode_return"].max() > 1
+
+
+def test_atari_games_of_neighbouring_seeds_share_none(monkeypatch):
+    seeds = []
+    reset = AtariVectorEnv.reset
+
+    def spy(self, *, seed):
+        seeds.extend(seed.tolist())
+        return reset(self, seed=seed)
+
+    monkeypatch.setattr(AtariVectorEnv, "reset", spy)
+    for seed in range(3):
+        envs = AtariEnvs("pong", 4, seed)
+        envs.reset()
+        envs.close()
+    assert len(set(seeds)) == len(seeds) == 12
 
 
 def test_atari_rewards_are_not_clipped():
@@ -314,11 +321,6 @@ def test_sticky_actions_change_the_game():
 def test_continuous_actions_get_one_sentence():
     with pytest.raises(UsageError, match="must be Discrete"):
         make_envs(EnvOptions("Pendulum-v1"), num_envs=1)
-
-
-def test_environments_do_not_import_torch():
-    program = "import sys, torchbeast.envs; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
 def counting_vector(num_envs, length, limit):

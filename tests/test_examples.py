@@ -12,17 +12,22 @@ import tempfile
 import numpy as np
 import pytest
 
+from libtorchbeast.rows import ArraySpec, Spec
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.messages import Greeting, Hello, encode_greeting
+from libtorchbeast.rpc.handshake import Greeting, Hello
+from libtorchbeast.rpc.messages import encode_greeting
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_actions, encode_step
-from libtorchbeast.specs import ArraySpec, Spec
-from tests.certificates import Certificates
-from tests.examples import ROOT, build_cpp_client, install_js_client, load
-from tests.threads import wait_until
-from tests.training import Training
+from tests.helpers.certificates import Certificates
+from tests.helpers.examples import ROOT, build_cpp_client, install_js_client, load
+from tests.helpers.threads import wait_until
+from tests.helpers.training import Training
 
-pytestmark = pytest.mark.timeout(600)  # packages may have to be installed first
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("examples"),  # one build of the clients for all
+    pytest.mark.timeout(600),  # packages may have to be installed first
+]
 
 CONFORMANCE_S = 240
 
@@ -33,8 +38,9 @@ conformance_rules = load("conformance_rules")
 NAUGHTY = """
 import os, signal, sys
 import grpc
-from libtorchbeast.rpc.messages import Hello, encode_hello
-from libtorchbeast.specs import ArraySpec, Spec
+from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rpc.handshake import Hello
+from libtorchbeast.rpc.messages import encode_hello
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 spec = Spec(ArraySpec("float32", (2,)), ArraySpec("int64"))
 hello = encode_hello(Hello("naughty", 1, spec, 3, os.environ["TORCHBEAST_TOKEN"]))

@@ -3,8 +3,8 @@
 import pytest
 
 from torchbeast import monobeast
-from torchbeast.core import recipes
-from torchbeast.core.flags import default_flags, run_command_line
+from torchbeast.run import recipes
+from torchbeast.run.flags import default_flags, run_command_line
 
 
 def parse(*args):

@@ -5,20 +5,55 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import libtorchbeast._C
 import nest._C
 
 ROOT = Path(__file__).parent.parent
+
+# The parts of libtorchbeast that are pure Python, and need only NumPy.
+PURE = {
+    f"libtorchbeast.{name}"
+    for name in (
+        "environments",
+        "observations",
+        "helper_process",
+        "memory",
+        "supervisor",
+        "rows",
+        "seeding",
+        "tree",
+    )
+}
+COMPILED = ("nest._C", "libtorchbeast._C")
 
 # Each package may import the ones named, and itself.
 ALLOWED = {
     "nest": set(),
     "libtorchbeast": {"nest", "torch"},
     "torchbeast/errors.py": set(),
-    "torchbeast/envs": {"torchbeast.errors"},
+    "torchbeast/envs": {"torchbeast.errors", *PURE},
     "torchbeast/models": {"torchbeast.errors", "torch"},
-    "torchbeast/core": {"torchbeast.errors", "torchbeast.envs", "torchbeast.models", "torch"},
-    "torchbeast/report": {"torchbeast.core", "torch"},
+    "torchbeast/core": {
+        "torchbeast.errors",
+        "torchbeast.envs",
+        "torchbeast.models",
+        "torch",
+        *PURE,
+    },
+    "torchbeast/runtime": {"torchbeast.envs", "torchbeast.core", "torch", *PURE},
+    "torchbeast/report": {"torchbeast.core", "torchbeast.runtime", "torch"},
+    "torchbeast/run": {
+        "torchbeast.errors",
+        "torchbeast.envs",
+        "torchbeast.models",
+        "torchbeast.core",
+        "torchbeast.runtime",
+        "torchbeast.report",
+        "libtorchbeast",
+        "torch",
+    },
 }
 
 
@@ -51,9 +86,31 @@ def run_without(program, *modules):
     subprocess.run([sys.executable, "-c", block + program], cwd=ROOT, timeout=60, check=True)
 
 
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_the_pure_modules_need_only_numpy(module):
+    run_without(f"import {module}", *COMPILED, "torch", "gymnasium", "grpc", "google.protobuf")
+
+
+def test_environments_need_neither_torch_nor_anything_compiled():
+    """Processes that step environments start soon and stay small."""
+    run_without("import torchbeast.envs", *COMPILED, "torch", "grpc", "google.protobuf")
+
+
 def test_monobeast_needs_nothing_compiled():
-    compiled = ("nest", "nest._C", "libtorchbeast", "libtorchbeast._C")
-    run_without("import torchbeast.monobeast", *compiled)
+    run_without("import torchbeast.monobeast", *COMPILED)
+
+
+def test_the_data_plane_imports_what_is_used_and_no_more():
+    run_without("import libtorchbeast", *COMPILED, "torch", "grpc", "google.protobuf")
+    run_without("import libtorchbeast; libtorchbeast.BatchingQueue()", "grpc", "google.protobuf")
+
+
+def test_the_data_plane_names_what_it_exports():
+    assert set(libtorchbeast.__all__) <= set(dir(libtorchbeast))
+    for name in libtorchbeast.__all__:
+        assert getattr(libtorchbeast, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Sever'"):
+        libtorchbeast.Sever  # noqa: B018
 
 
 def test_the_data_plane_imports_no_torch_before_it_is_asked_for_a_tensor():
@@ -63,12 +120,12 @@ def test_the_data_plane_imports_no_torch_before_it_is_asked_for_a_tensor():
 
 
 def test_processes_for_remote_environments_import_no_torch():
-    run_without("import libtorchbeast.rpc.gateway, libtorchbeast.rpc.environments", "torch")
+    run_without("import libtorchbeast.rpc.gateway, libtorchbeast.env_host", "torch")
 
 
 def test_the_learner_imports_no_grpc():
     """Its process forks and is forked, and has no use for grpc's threads."""
-    run_without("import libtorchbeast.rpc.gateways", "grpc")
+    run_without("import libtorchbeast.rpc.gateway_supervisor", "grpc")
 
 
 def test_the_compiled_modules_link_against_no_libtorch():

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.threads import run_in_threads
 from torchbeast.core import losses, vtrace
-from torchbeast.core.actor_model import ActorModel
-from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.learner import Learner, compute_loss, finished_episodes
 from torchbeast.models import make_model
+from torchbeast.run.flags import TrainingFlags
+from torchbeast.runtime.actor_model import ActorModel, prepare_to_act
 
 T, B, A = 6, 3, 4
 FLAGS = TrainingFlags(
@@ -314,3 +315,97 @@ def test_a_compiled_model_learns_and_acts_alike(monkeypatch):
             expected, _ = plain.model(row)
             output, _ = model(row)
             torch.testing.assert_close(output["policy_logits"], expected["policy_logits"])
+
+
+# --- The update: lock, step, publish, finished? -------------------------------------------------
+
+
+def test_each_update_is_published_until_training_is_finished():
+    learner = make_learner(dataclasses.replace(FLAGS, total_steps=3 * T * B))
+    published = []
+
+    def publish(model, version):
+        assert learner.lock.locked()
+        assert model is learner.model
+        published.append((version, learner.stats.step))
+
+    goes_on = [learner.update(random_batch(i), (), publish) for i in range(5)]
+    assert goes_on == [True, True, False, False, False]
+    assert published == [(1, T * B), (2, 2 * T * B), (3, 3 * T * B)]
+    assert learner.finished.is_set()
+
+
+def test_nothing_is_learnt_once_somebody_has_ended_the_run():
+    learner = make_learner()
+    learner.finished.set()
+    assert not learner.update(random_batch(), (), lambda *_: pytest.fail("published"))
+    assert learner.version == 0
+
+
+def test_threads_update_one_after_the_other():
+    learner = make_learner()
+    versions = []
+
+    def learn():
+        for i in range(10):
+            learner.update(random_batch(i), (), lambda _, version: versions.append(version))
+
+    with run_in_threads(learn, learn, learn):
+        pass
+    assert versions == list(range(1, 31))
+    assert learner.stats.step == 30 * T * B
+
+
+def test_an_update_that_fails_leaves_nothing_locked():
+    learner = make_learner()
+    batch = random_batch()
+    batch["reward"][2, 0] = float("nan")
+    with pytest.raises(FloatingPointError):
+        learner.update(batch, (), lambda *_: pytest.fail("published"))
+    assert not learner.lock.locked()
+
+
+def test_rollouts_that_say_no_version_are_taken_for_new():
+    learner = make_learner(dataclasses.replace(FLAGS, max_policy_lag=0))
+    learner.stats.updates = 5
+    batch = random_batch()
+    del batch["version"]
+    learner.step(batch, ())
+    summary = learner.stats.summary()
+    assert summary["policy_lag"] == summary["dropped_rollouts"] == 0
+    assert learner.version == 6
+
+
+def test_the_latest_figures_can_be_read_without_taking_them():
+    learner = make_learner()
+    learner.step(random_batch(), ())
+    latest = learner.stats.latest()
+    assert latest["total_loss"] == learner.stats.latest()["total_loss"]
+    assert latest["total_loss"] == pytest.approx(learner.stats.summary()["total_loss"])
+
+
+class Wobbly(nn.Module):
+    """Draws its actions in training mode, as agents do, and has layers with a mode, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    def forward(self, x):
+        return self.body(x), self.training
+
+
+def test_an_agent_that_acts_samples_but_drops_nothing_out():
+    learnt = Wobbly()
+    learnt(torch.randn(16, 4))
+    actor_model = ActorModel(learnt, torch.device("cpu"))
+    x = torch.randn(5, 4)
+    with actor_model.newest() as (model, _):
+        first, samples = model(x)
+        again, _ = model(x)
+        mean = model.body[0].running_mean.clone()
+    assert samples
+    assert torch.equal(first, again)
+    assert torch.equal(mean, learnt.body[0].running_mean)
+    assert learnt.body[1].training  # the learner's own is as it was
+    assert prepare_to_act(make_model("mlp", (7,), A, use_lstm=False)).training

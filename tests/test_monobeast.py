@@ -1,4 +1,4 @@
-"""MonoBeast as its users run it: it learns, it resumes, and what breaks is mended or told."""
+"""MonoBeast as its users run it: it learns, it resumes, and what breaks is restarted and logged."""
 
 import functools
 import itertools
@@ -6,17 +6,20 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 import torch
 
-from tests import training
-from tests.training import ROOT, TIMEOUT_S, final_return, fragile, read_logs, shared_memory
+from tests.helpers import training
+from tests.helpers.training import ROOT, TIMEOUT_S, final_return, fragile, read_logs, shared_memory
 from torchbeast import monobeast
-from torchbeast.core.flags import default_flags
+from torchbeast.run.flags import default_flags
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 60)]
 
 run = functools.partial(training.run, "monobeast")
 Training = functools.partial(training.Training, "monobeast")
@@ -87,14 +90,14 @@ def test_rollouts_continue_exactly_where_the_last_one_ended():
         num_actors=1,
         envs_per_actor=3,
     )
-    envs = monobeast.make_envs(flags.env_options, 1)
-    row = envs.reset()
+    envs = monobeast.make_group(flags, 1, seed=0)
+    row = envs.row
     model = monobeast.build_model(flags, row, envs.num_actions)
     rollouts = monobeast.Rollouts(flags, row, model, envs.num_actions)
     weights = monobeast.SharedWeights(model)
     weights.publish(model, 0)
     shared = monobeast.Shared(rollouts, weights, torch.zeros(1, dtype=torch.int64))
-    actors = monobeast.Actors(flags, shared, first_seed=0)
+    actors = monobeast.Actors(flags, shared, seed=0)
     batches = []
     deadline = time.monotonic() + 60
     try:
@@ -117,22 +120,86 @@ def test_rollouts_continue_exactly_where_the_last_one_ended():
             output["policy_logits"][:-1], batch["policy_logits"], rtol=1e-4, atol=1e-5
         )
     states = torch.stack([state[0] for _, state in batches])
-    assert states.abs().max() > 0  # the memory is carried over, not begun anew
+    assert states.abs().max() > 0  # the memory is carried over
 
 
 # --- What breaks ------------------------------------------------------------------------------
 
 
-def test_a_killed_actor_is_told_and_replaced(tmp_path):
-    with Training(tmp_path, *SMALL) as training:
+def test_a_killed_actor_is_logged_and_replaced(tmp_path):
+    with Training(tmp_path, *SMALL, "--num_actors", "2") as training:
         training.wait_for_step(1)
-        for times in range(1, 4):
-            training.actors()[0].kill()
-            training.wait_for(
-                lambda n=times: training.output.count("killed by SIGKILL; starting it anew") == n,
-                "message",
-            )
+        for _ in range(3):
+            victim = training.actors()[0]
+            victim.kill()
+            training.wait_for(lambda v=victim: not v.is_running(), "end")
+            training.wait_for(lambda: len(training.actors()) == 2, "other actor")
             training.wait_for_step(training.step + 3000)
+        assert re.search(r"Actor \d was killed by SIGKILL; restarting it", training.output)
+        assert training.end(signal.SIGTERM) == 0
+
+
+def test_what_an_actor_has_started_ends_with_it(tmp_path):
+    """Simulators often are programs of their own."""
+    what = "import subprocess; subprocess.Popen(['sleep', '1000'])"
+    env = fragile(tmp_path, 10, what)
+    args = ("--env", "fragile:make", "--total_steps", "100000000", "--num_actors", "1")
+    with Training(tmp_path, *args, "--envs_per_actor", "1", env=env) as training:
+
+        def sleepers():
+            return [p for p in training.family() if p.name() == "sleep"]
+
+        training.wait_for(sleepers, "simulator")
+        (sleeper,) = sleepers()
+        training.wait_for_step(1)
+        sleeper.parent().kill()
+        training.wait_for(lambda: not sleeper.is_running() or sleeper.status() == "zombie", "end")
+        training.wait_for(sleepers, "simulator of the next actor")
+        assert training.end(signal.SIGTERM) == 0
+
+
+# A program that runs MonoBeast where the first forks fail.
+NO_ROOM = """
+import errno, os, sys
+from libtorchbeast import supervisor
+from torchbeast import monobeast
+
+fork, failures = os.fork, 2 * supervisor.MAX_FAILURES
+supervisor.BackOff.next_s = lambda self: 0.01
+
+def failing_fork():
+    global failures
+    failures -= 1
+    if failures >= 0:
+        raise OSError(errno.{name}, os.strerror(errno.{name}))
+    return fork()
+
+os.fork = failing_fork
+args = ["--savedir", sys.argv[1], "--env", "Catch", "--total_steps", "3000"]
+args += ["--num_actors", "2", "--start_method", "fork"]
+sys.exit(monobeast.run_command_line(monobeast.Flags, monobeast.main, args))
+"""
+
+
+@pytest.mark.parametrize("name", ["ENOMEM", "EAGAIN", "EMFILE"])
+def test_a_fork_for_which_there_is_no_room_is_tried_again(tmp_path, name):
+    command = [sys.executable, "-c", NO_ROOM.format(name=name), str(tmp_path)]
+    result = subprocess.run(
+        command, cwd=ROOT, timeout=TIMEOUT_S, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "cannot be started" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_training_outlives_a_fork_server_that_is_killed(tmp_path):
+    with Training(tmp_path, *SMALL, "--num_actors", "2") as training:
+        training.wait_for_step(1)
+        server = training.actors()[0].parent()
+        assert "forkserver" in " ".join(server.cmdline())
+        server.kill()
+        training.wait_for(lambda: not server.is_running(), "end of the fork server")
+        training.wait_for_step(training.step + 5000)
         assert training.end(signal.SIGTERM) == 0
 
 
@@ -168,11 +235,27 @@ def test_a_signal_ends_forked_actors_too(tmp_path, number, code):
     assert shared_memory() == before
 
 
-def test_a_broken_pipe_of_an_environment_is_shown_too(tmp_path):
+def test_an_environment_that_raises_is_rebuilt_alone(tmp_path):
+    """Its traceback is shown, and neither its neighbours nor its actor are restarted."""
     env = fragile(tmp_path, 300, "raise BrokenPipeError('the simulator hung up')")
-    result = run(tmp_path, "--env", "fragile:make", "--total_steps", "20000", env=env)
+    args = ("--env", "fragile:make", "--total_steps", "20000", "--num_actors", "2")
+    result = run(tmp_path, *args, env=env)
     assert result.returncode == 0, result.stderr
+    assert "failed and is rebuilt" in result.stderr
     assert "the simulator hung up" in result.stderr
+    assert "fragile.py" in result.stderr
+    assert "restarting it" not in result.stderr
+    assert "RuntimeWarning" not in result.stderr
+
+
+def test_an_actor_whose_environments_break_at_once_is_restarted_and_given_up(tmp_path):
+    env = fragile(tmp_path, 3, "raise ValueError('the simulator is out of tea')")
+    args = ("--env", "fragile:make", "--num_actors", "1", "--envs_per_actor", "2")
+    result = run(tmp_path, *args, env=env)
+    assert result.returncode == 1
+    assert "Actor 0 ended with exit code 1; restarting it" in result.stderr
+    assert "giving it up after 5 failures in a row" in result.stderr
+    assert "the simulator is out of tea" in result.stderr.split("RuntimeError: No actor is left")[1]
 
 
 def test_each_actor_draws_its_own_random_numbers(tmp_path):
@@ -203,10 +286,41 @@ def test_environments_are_closed_at_the_end(tmp_path):
 
 def test_an_environment_that_hangs_is_killed_and_replaced(tmp_path):
     env = fragile(tmp_path, 2000, "import time; time.sleep(1000)")
-    args = ("--env", "fragile:make", "--total_steps", "40000", "--actor_timeout_s", "5")
+    args = ("--env", "fragile:make", "--total_steps", "40000", "--actor_timeout_s", "8")
     result = run(tmp_path, *args, "--xpid", "run", env=env)
     assert result.returncode == 0, result.stderr
-    assert re.search(r"Actor \d took no step for \d+ s; starting it anew", result.stderr)
+    said = re.search(r"Actor \d has done nothing for \d+ s \(--actor_timeout_s\)", result.stderr)
+    assert said, result.stderr
+    assert "fragile.py" in result.stderr  # where it was
+    assert "restarting it" in result.stderr
+
+
+def test_an_actor_that_waits_for_slots_does_not_hang(tmp_path):
+    """Its heartbeat stands still while the learner is slow, and that is no fault of its own."""
+    flags = monobeast.Flags(env="Catch", model="mlp", num_actors=1, envs_per_actor=2, batch_size=1)
+    envs = monobeast.make_group(flags, 1, seed=0)
+    model = monobeast.build_model(flags, envs.row, envs.num_actions)
+    weights = monobeast.SharedWeights(model)
+    weights.publish(model, 0)
+    rollouts = monobeast.Rollouts(flags, envs.row, model, envs.num_actions)
+    shared = monobeast.Shared(rollouts, weights, torch.zeros(1, dtype=torch.int64).share_memory_())
+    actors = monobeast.Actors(flags, shared, seed=0)
+    (child,) = actors._supervisor.children
+    filled, deadline = [], time.monotonic() + 60
+    try:
+        while actors._held[0] or not filled:  # nothing is released
+            filled += actors.poll()
+            assert time.monotonic() < deadline
+        before = child.process.heartbeat()
+        assert child.process.heartbeat() > before
+        actors.release(filled)
+        while not actors.poll():
+            assert time.monotonic() < deadline
+        (pid,) = actors._supervisor.pids
+        assert psutil.pid_exists(pid)
+    finally:
+        actors.close()
+    assert not psutil.pid_exists(pid)
 
 
 # --- Test modes -------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ import psutil
 import pytest
 import torch
 
-from tests import training
-from tests.training import ROOT, TIMEOUT_S, final_return, read_logs, shared_memory
+from tests.helpers import training
+from tests.helpers.training import ROOT, TIMEOUT_S, final_return, read_logs, shared_memory
 from torchbeast import polybeast
-from torchbeast.core.flags import default_flags
+from torchbeast.run.flags import default_flags
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 60)]
 
 run = functools.partial(training.run, "polybeast")
 Training = functools.partial(training.Training, "polybeast")
@@ -80,7 +80,7 @@ def test_settings_of_all_kinds_run(tmp_path, args):
 
 
 def test_a_model_that_answers_with_a_tuple_fits_everywhere(tmp_path):
-    args = ("--env", "Catch", "--xpid", "run", "--model", "tests.tuple_agent:TupleAgent")
+    args = ("--env", "Catch", "--xpid", "run", "--model", "tests.helpers.tuple_agent:TupleAgent")
     result = run(tmp_path, *args, "--total_steps", "20000", "--log_interval_s", "0.2", cwd=ROOT)
     assert result.returncode == 0, result.stderr
     lags = [float(row["policy_lag"]) for row in read_logs(tmp_path / "run") if row["policy_lag"]]
@@ -129,7 +129,7 @@ def test_a_killed_worker_is_told_and_replaced(tmp_path):
         for times in range(1, 6):
             training.actors()[0].kill()
             training.wait_for(
-                lambda n=times: training.output.count("killed by SIGKILL; starting it anew") == n,
+                lambda n=times: training.output.count("killed by SIGKILL; restarting it") == n,
                 "message",
             )
             training.wait_for_step(training.step + 3000)

@@ -1,6 +1,7 @@
 """The names that code written for TorchBeast knows, with its shapes, and the agent's weights."""
 
 import argparse
+import itertools
 import threading
 import time
 
@@ -9,10 +10,12 @@ import torch
 from torch import nn
 
 import libtorchbeast
-from torchbeast import polybeast_learner
-from torchbeast.core.actor_model import ActorModel
+from torchbeast import polybeast, polybeast_learner
+from torchbeast.core.learner import Learner
 from torchbeast.errors import UsageError
+from torchbeast.models import Agent
 from torchbeast.polybeast_learner import Net
+from torchbeast.runtime.actor_model import ActorModel
 
 T, B, A = 4, 3, 6
 FLAGS = argparse.Namespace(
@@ -126,8 +129,249 @@ def test_inference_answers_until_the_batcher_is_closed():
     assert not thread.is_alive()
 
 
+# --- Our own rows, and those of code for TorchBeast -------------------------------------------
+
+
+class FakeBatch:
+    """What a batcher hands out."""
+
+    def __init__(self, row, agent_state=()):
+        self._inputs = row, agent_state
+        self.outputs = self.error = None
+
+    def get_inputs(self):
+        return self._inputs
+
+    def set_outputs(self, outputs):
+        self.outputs = outputs
+
+    def set_exception(self, error):
+        self.error = error
+
+
+def named(rows):
+    """Rows of TorchBeast's as our own."""
+    row = dict(zip(("frame", "reward", "done", "episode_step", "episode_return"), rows))  # noqa: B905
+    row["truncated"] = torch.zeros_like(row["done"])
+    row["last_action"] = torch.randint(A, row["done"].shape)
+    return row
+
+
+def with_done_as(rows, dtype):
+    return tuple(leaf.to(dtype) if leaf.dtype == torch.bool else leaf for leaf in rows)
+
+
+def test_our_rows_are_answered_with_a_dict_that_has_the_version():
+    agent = Agent((4, 84, 84), A, use_lstm=True)
+    actor_model = ActorModel(agent, torch.device("cpu"), version=7)
+    batch = FakeBatch(named(env_outputs(1, B)), agent.initial_state(B))
+    polybeast_learner.inference(FLAGS, [batch], actor_model)
+    output, state = batch.outputs
+    shapes = {name: tuple(leaf.shape) for name, leaf in output.items()}
+    assert shapes == {
+        "action": (1, B),
+        "policy_logits": (1, B, A),
+        "baseline": (1, B),
+        "version": (1, B),
+    }
+    assert output["version"].dtype == torch.int64
+    assert output["version"].eq(7).all()
+    assert [tuple(part.shape) for part in state] == [(1, B, 256)] * 2
+
+
+def test_a_model_that_answers_with_a_tuple_answers_our_rows_with_a_dict():
+    batch = FakeBatch(named(env_outputs(1, B)))
+    polybeast_learner.inference(FLAGS, [batch], Net(A))
+    output, _ = batch.outputs
+    assert set(output) == {"action", "policy_logits", "baseline", "version"}
+
+
+def test_rows_of_torchbeast_are_answered_with_its_tuple():
+    class Ours(Net):
+        def forward(self, inputs, core_state=()):
+            (action, logits, baseline), core_state = super().forward(inputs, core_state)
+            return {"baseline": baseline, "action": action, "policy_logits": logits}, core_state
+
+    for model in (Net(A), Ours(A)):
+        batch = FakeBatch(env_outputs(1, B))
+        polybeast_learner.inference(FLAGS, [batch], model)
+        (action, logits, baseline), _ = batch.outputs
+        assert action.shape == baseline.shape == (1, B)
+        assert logits.shape == (1, B, A)
+
+
+def test_what_an_agent_adds_to_its_tuple_reaches_code_for_torchbeast():
+    class Talkative(Net):
+        def forward(self, inputs, core_state=()):
+            output, core_state = super().forward(inputs, core_state)
+            return (*output, output[2] + 1), core_state
+
+    batch = FakeBatch(env_outputs(1, B))
+    polybeast_learner.inference(FLAGS, [batch], Talkative(A))
+    (_, _, baseline, extra), _ = batch.outputs
+    assert torch.equal(extra, baseline + 1)
+
+
+def learn_from(batches, use_lstm=False, seed=0):
+    """The model after `learn`, and what it said about it."""
+    torch.manual_seed(seed)
+    model, actor_model = Net(A, use_lstm), Net(A, use_lstm)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.001)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)
+    stats = {}
+    args = (FLAGS, batches, model, actor_model, optimizer, scheduler, stats)
+    polybeast_learner.learn(*args)
+    return model, stats
+
+
+def assert_same_weights(ours, theirs):
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_done_may_be_bytes(dtype):
+    torch.manual_seed(1)
+    (rows, outputs), state = rollouts(use_lstm=True)
+    other = with_done_as(rows, dtype)
+    expected, stats = learn_from([((rows, outputs), state)], use_lstm=True)
+    model, their_stats = learn_from([((other, outputs), state)], use_lstm=True)
+    assert_same_weights(model, expected)
+    assert their_stats == stats
+
+    torch.manual_seed(2)
+    row, state = with_done_as(env_outputs(2, B), dtype), Net(A, True).initial_state(B)
+    state = tuple(part + 1.0 for part in state)
+    row = tuple(leaf[1:] for leaf in row)  # the first environment begins an episode
+    batch = FakeBatch(row, state)
+    polybeast_learner.inference(FLAGS, [batch], model)
+    _, after = batch.outputs
+    _, expected_after = model(dict(zip(("frame", "reward", "done"), row)), state)  # noqa: B905
+    torch.testing.assert_close(after, expected_after)
+    assert not torch.equal(after[0][:, 0], after[0][:, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int16, torch.float32])
+def test_actions_may_be_numbers_of_any_kind(dtype):
+    torch.manual_seed(1)
+    (rows, outputs), state = rollouts(use_lstm=False)
+    action, logits, baseline = outputs
+    expected, _ = learn_from([((rows, outputs), state)])
+    model, _ = learn_from([((rows, (action.to(dtype), logits, baseline)), state)])
+    assert_same_weights(model, expected)
+
+
+def test_rows_by_name_and_by_position_teach_the_same():
+    torch.manual_seed(1)
+    (rows, outputs), state = rollouts(use_lstm=False)
+    by_name = dict(zip(("action", "policy_logits", "baseline"), outputs, strict=True))
+    by_name["version"] = torch.zeros(T + 1, B, dtype=torch.int64)
+    expected, _ = learn_from([((rows, outputs), state)])
+    model, stats = learn_from([((named(rows), by_name), state)])
+    assert_same_weights(model, expected)
+    assert stats["policy_lag"] == 0
+
+
+def test_truncated_rows_and_versions_of_our_own_rows_reach_the_learner():
+    (rows, outputs), state = rollouts(use_lstm=False)
+    rows = named(rows)
+    rows["truncated"][2:, 1] = True
+    by_name = dict(zip(("action", "policy_logits", "baseline"), outputs, strict=True))
+    by_name["version"] = torch.zeros(T + 1, B, dtype=torch.int64)
+    batches = [((rows, by_name), state) for _ in range(3)]
+    _, stats = learn_from(batches)
+    assert stats["step"] == 3 * (T * B - (T - 1))
+    assert stats["policy_lag"] == 2  # of the last update
+
+
+def test_states_of_any_dtype_pass_through_inference():
+    class Counting(Net):
+        def forward(self, inputs, core_state=()):
+            output, _ = super().forward(inputs)
+            return output, tuple(part + 1 for part in core_state)
+
+    dtypes = (torch.int64, torch.float64, torch.float16, torch.uint8)
+    state = tuple(torch.zeros(1, B, 2, dtype=dtype) for dtype in dtypes)
+    batch = FakeBatch(env_outputs(1, B), state)
+    polybeast_learner.inference(FLAGS, [batch], Counting(A))
+    _, after = batch.outputs
+    assert [part.dtype for part in after] == list(dtypes)
+    assert all(part.eq(1).all() for part in after)
+
+
+def test_flags_may_be_any_object_that_has_some_of_them():
+    class Flags:
+        __slots__ = ("discounting", "learner_device")  # vars() does not work
+
+    flags = Flags()
+    flags.discounting, flags.learner_device = 0.5, "cpu"
+    settings = polybeast_learner._settings_of(flags)
+    assert settings.discounting == 0.5
+    assert settings.vtrace_lambda == 1.0  # as in TorchBeast
+    ours = polybeast_learner.Flags(env="Catch", discounting=0.7)
+    assert polybeast_learner._settings_of(ours) is ours
+
+
+# --- `learn` is what `train` runs -------------------------------------------------------------
+
+
+def catch(tmp_path, **changes):
+    return polybeast.Flags(
+        env="Catch",
+        model="mlp",
+        savedir=tmp_path,
+        xpid="run",
+        num_servers=1,
+        envs_per_actor=4,
+        batch_size=4,
+        **{"total_steps": 2000, **changes},
+    )
+
+
+def weights_of(tmp_path):
+    path = tmp_path / "run" / "model.tar"
+    return torch.load(path, weights_only=True)["model_state_dict"]
+
+
+def test_an_edit_of_learn_changes_the_training(tmp_path, monkeypatch):
+    def forked(
+        flags, learner_queue, model, actor_model, optimizer, scheduler, stats,
+        plogger=None, lock=None, *, learner,
+    ):  # fmt: skip
+        for _ in itertools.islice(learner_queue, 3):
+            with learner.lock, torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(0.25)
+        learner.finished.set()
+
+    monkeypatch.setattr(polybeast_learner, "learn", forked)
+    assert polybeast.train(catch(tmp_path)) == 0
+    assert all(tensor.eq(0.25).all() for tensor in weights_of(tmp_path).values())
+
+
+def test_what_learn_is_given_by_train_is_what_it_learns_with(tmp_path, monkeypatch):
+    calls = []
+    learn = polybeast_learner.learn
+
+    def spy(flags, learner_queue, model, actor_model, optimizer, scheduler, stats, **others):
+        calls.append((model, optimizer, scheduler, stats, others["learner"]))
+        learn(flags, learner_queue, model, actor_model, optimizer, scheduler, stats, **others)
+
+    monkeypatch.setattr(polybeast_learner, "learn", spy)
+    assert polybeast.train(catch(tmp_path, num_learner_threads=2)) == 0
+    assert len(calls) == 2
+    for model, optimizer, scheduler, stats, learner in calls:
+        assert isinstance(learner, Learner)
+        assert model is learner.model
+        assert optimizer is learner.optimizer
+        assert scheduler is learner.scheduler
+        assert stats["step"] <= learner.stats.step
+    saved = weights_of(tmp_path)
+    assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_model_that_raises_in_inference_is_told_to_those_who_wait():
+def test_a_model_that_raises_in_inference_raises_for_those_who_wait():
     batcher = libtorchbeast.DynamicBatcher(timeout_ms=10)
 
     def broken(inputs, state):
@@ -207,9 +451,9 @@ def test_weights_in_use_are_not_written_to():
 @pytest.mark.parametrize(
     ("basename", "sentence"),
     [
-        ("127.0.0.1:5000", "give --num_actors, the number of servers from there on"),
+        ("127.0.0.1:5000", "give --num_servers, the number of ports from there on"),
         ("somewhere", "An address is unix:/path or host:port"),
-        ("192.0.2.1:5000", "give --num_actors"),
+        ("192.0.2.1:5000", "give --num_servers"),
     ],
 )
 def test_servers_that_cannot_be_dialled_are_one_sentence(basename, sentence):
@@ -217,8 +461,8 @@ def test_servers_that_cannot_be_dialled_are_one_sentence(basename, sentence):
         polybeast_learner.Flags(env="Catch", pipes_basename=basename).validate()
 
 
-@pytest.mark.parametrize(("num_envs", "is_told"), [(48, False), (520, True)])
-def test_rollouts_that_will_be_old_are_told(caplog, num_envs, is_told):
+@pytest.mark.parametrize(("num_envs", "is_logged"), [(48, False), (520, True)])
+def test_rollouts_that_will_be_old_are_logged(caplog, num_envs, is_logged):
     source = argparse.Namespace(num_envs=num_envs)
     polybeast_learner.warn_of_lag(polybeast_learner.Flags(batch_size=8), source)
-    assert ("rollouts are 65 updates old" in caplog.text) == is_told
+    assert ("rollouts are 65 updates old" in caplog.text) == is_logged

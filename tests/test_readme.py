@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.training import Background
+from tests.helpers.training import Background
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PYTHON = ".venv/bin/python"
 
 

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from tests.training import (
+from tests.helpers.training import (
     ROOT,
     TIMEOUT_S,
     Background,
@@ -17,7 +17,7 @@ from tests.training import (
     read_logs,
 )
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 60)]
 
 FOR_EVER = ("--env", "Catch", "--total_steps", "100000000")
 MORE_THAN_IS_ON_ITS_WAY = 3000  # steps; rollouts in queues at the time of a fault are far fewer
@@ -45,7 +45,7 @@ def gateway_of(training):
 
 
 @pytest.mark.parametrize("learner_dials", [False, True], ids=["listens", "dials"])
-def test_kill_9_of_environments_and_gateway_is_mended(tmp_path, learner_dials):
+def test_kill_9_of_environments_and_gateway_is_survived(tmp_path, learner_dials):
     address = f"unix:{tmp_path}/socket.0"
     with start_learner(tmp_path, address, learner_dials) as training:
         training.wait_for(lambda: len(training.family()) == 2, "gateway")
@@ -55,7 +55,7 @@ def test_kill_9_of_environments_and_gateway_is_mended(tmp_path, learner_dials):
                 kill(environments.family()[1])
                 environments.wait_for(
                     lambda n=times: (
-                        environments.output.count("killed by SIGKILL; starting it") == n
+                        environments.output.count("killed by SIGKILL; restarting it") == n
                     ),
                     "message",
                 )
@@ -109,7 +109,7 @@ def steps_until_catch_is_learnt(folder, how):
             "--connections_per_s", "1000")  # fmt: skip
     with Training("polybeast_learner", folder, *args) as training:
         training.wait_for(lambda: listening_at(training), "address")
-        program = [sys.executable, "-m", "tests.episodes", listening_at(training), "8", how]
+        program = [sys.executable, "-m", "tests.helpers.episodes", listening_at(training), "8", how]
         with Background(program, folder / "simulators", cwd=ROOT) as simulators:
             training.wait_for_step(1)
             training.wait_for(lambda: mean_return(training) > 0.9, "mean return of 0.9")

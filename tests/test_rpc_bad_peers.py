@@ -12,29 +12,40 @@ import grpc
 import numpy as np
 import pytest
 
+from libtorchbeast.rows import ArraySpec, EpisodeCounter, Spec
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.gateway import MAX_STRANGERS_TEXTS
+from libtorchbeast.rpc.gateway import MAX_UNAUTHENTICATED_TEXTS
+from libtorchbeast.rpc.handshake import Hello
+from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
     LEARNER_METHOD,
-    Hello,
     encode_failure,
     encode_hello,
 )
-from libtorchbeast.rpc.security import Limits
-from libtorchbeast.rpc.single import Episode
 from libtorchbeast.rpc.steps import encode_step
-from libtorchbeast.specs import ArraySpec, Spec
-from tests.counting import counting_group
-from tests.remote import check_rollouts, client, learner
+from tests.helpers.counting import counting_group
+from tests.helpers.remote import check_rollouts, client, learner
+from tests.helpers.threads import run_in_threads, wait_until
 from tests.test_rpc_messages import mutate
-from tests.threads import run_in_threads, wait_until
+
+pytestmark = pytest.mark.xdist_group("bad_peers")  # one learner for all of them
 
 SPEC = Spec(ArraySpec("float32", (3,)), ArraySpec("int64"))
 HELLO = encode_hello(Hello("peer", 1, SPEC))
 FRAME = np.zeros(3, np.float32)
-FIRST = encode_step(Episode().first_row(FRAME))
-LATER = encode_step(Episode().row(FRAME, 1.0, done=False))
+NO = np.zeros(1, bool)
+
+
+def first_row():
+    return EpisodeCounter(1).first_row(FRAME[None])
+
+
+def later_row():
+    return EpisodeCounter(1).row(FRAME[None], np.ones(1), NO, NO, np.zeros(1))
+
+
+FIRST, LATER = encode_step(first_row()), encode_step(later_row())
 LIMITS = Limits(
     max_message_bytes=1 << 20,
     connections_at_once=100_000,
@@ -53,13 +64,13 @@ def it():
     with learner(listen=["127.0.0.1:0"], limits=LIMITS) as it:
         with client(it.address):
             it.wait_for_environments(1)
-            good = it.rollouts[0][0][0][0, 0, 0]
+            good = it.rollouts[0][0]["frame"][0, 0, 0]
             [pid] = it.gateways.pids
             yield it
             it.wait_for_rollouts(5)
         assert it.gateways.pids == [pid]
-        assert it.gateways.num_restarts == 0
-    of_good = [rollout for rollout in it.rollouts if rollout[0][0][0, 0, 0] == good]
+        assert it.gateways.supervisor.num_restarts == 0
+    of_good = [rollout for rollout in it.rollouts if rollout[0]["frame"][0, 0, 0] == good]
     assert check_rollouts(of_good, it.unroll_length)[int(good)] > 20
 
 
@@ -205,18 +216,18 @@ def test_strangers_do_not_fill_the_log(caplog, monkeypatch):
     monkeypatch.setenv("TORCHBEAST_TOKEN", "secret")
     with learner(listen=["127.0.0.1:0"]) as it, client(it.address):
         it.wait_for_environments(1)
-        for size in range(1, 4 * MAX_STRANGERS_TEXTS):
+        for size in range(1, 4 * MAX_UNAUTHENTICATED_TEXTS):
             assert talk(it.address, [b"\xff" * size])[1] == "INVALID_ARGUMENT"
         wrong = encode_hello(Hello("x", 1, others, token="secret"))
         assert talk(it.address, [wrong])[1] == "FAILED_PRECONDITION"
         wait_until(lambda: "The learner works with observations" in caplog.text)
         num_strangers = caplog.text.count("of env.proto, got")
-        assert num_strangers == MAX_STRANGERS_TEXTS
+        assert num_strangers == MAX_UNAUTHENTICATED_TEXTS
 
 
 def test_who_stops_reading_is_not_waited_for(it):
     num_envs = 2048
-    rows = [Episode().first_row(FRAME), Episode().row(FRAME, 1.0, done=False)]
+    rows = [first_row(), later_row()]
     first, later = (
         encode_step({name: np.repeat(value, num_envs, axis=0) for name, value in row.items()})
         for row in rows
@@ -260,6 +271,7 @@ def test_noise_on_the_line_does_no_harm(it):
         connection.close()
 
 
+@pytest.mark.slow
 def test_thousands_of_malformed_streams_do_no_harm(it):
     """Each is a conversation in which something is wrong from some point on."""
     path = "/" + "/".join(LEARNER_METHOD)

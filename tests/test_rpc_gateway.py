@@ -17,20 +17,19 @@ import psutil
 import pytest
 
 import torchbeast
-from libtorchbeast.rpc import gateways
-from libtorchbeast.rpc.client import EnvironmentClient
-from libtorchbeast.rpc.connection import LearnerGone
-from libtorchbeast.rpc.gateways import Gateways
-from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, Hello, Refused, encode_hello
-from libtorchbeast.rpc.security import Limits, Security
-from libtorchbeast.rpc.server import EnvironmentServer
-from libtorchbeast.rpc.single import Episode
+from libtorchbeast import memory
+from libtorchbeast.rows import ArraySpec, EpisodeCounter, Spec
+from libtorchbeast.rpc.env_client import EnvironmentClient, LearnerGone
+from libtorchbeast.rpc.env_server import EnvironmentServer
+from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+from libtorchbeast.rpc.handshake import Hello, Refused
+from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_hello
+from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_step
-from libtorchbeast.specs import ArraySpec, Spec
-from tests.counting import NUM_ACTIONS, Counting, counting_group
-from tests.remote import check_rollouts, client, learner
-from tests.threads import wait_until
-from torchbeast.envs.sync import SyncEnvs
+from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
+from tests.helpers.remote import check_rollouts, client, learner
+from tests.helpers.threads import wait_until
 
 COUNTING = Spec(ArraySpec("float32", (3,)), ArraySpec("int64"))
 
@@ -90,7 +89,9 @@ def test_a_server_gets_as_many_streams_as_it_asks_for(tmp_path):
                 it.wait_for_environments(num_environments)
                 it.wait_for_streams(num_streams)
             it.wait_for_streams(0)
-        assert it.pool.num_actors() == 3  # lanes were used again
+        wait_until(
+            lambda: it.pool.num_actors() == 0
+        )  # lanes that were handed over are not used again
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == num_environments
 
 
@@ -114,8 +115,8 @@ def test_partial_rollout_is_padded_when_a_client_leaves():
                 action = actor.step(frame, reward, done)
         wait_until(lambda: len(it.rollouts) == 1)
     [(rows, _, _)] = it.rollouts
-    assert rows[5][:, 0].tolist() == [False] * 4 + [True] * 47
-    assert rows[2][:, 0].tolist() == [True] + [False] * 3 + [True] * 47
+    assert rows["truncated"][:, 0].tolist() == [False] * 4 + [True] * 47
+    assert rows["done"][:, 0].tolist() == [True] + [False] * 3 + [True] * 47
     assert check_rollouts(it.rollouts, 50) == {env.id: 3}
 
 
@@ -126,18 +127,18 @@ def test_a_time_limit_sends_the_true_end_and_an_extra_row():
         actor.step(frame + 1, 1.0)
         actor.step(frame + 9, 2.0, done=True, final_observation=frame + 2)
         wait_until(lambda: len(it.rollouts) == 1)
-    frame, reward, done, step, returns, truncated, _ = it.rollouts[0][0]
-    assert frame[:, 0, 0].tolist() == [0, 1, 2, 9]
-    assert reward[:, 0].tolist() == [0, 1, 2, 0]
-    assert done[:, 0].tolist() == [True, False, False, True]
-    assert truncated[:, 0].tolist() == [False, False, False, True]
-    assert step[:, 0].tolist() == [0, 1, 2, 2]
-    assert returns[:, 0].tolist() == [0, 1, 3, 3]
+    rows = it.rollouts[0][0]
+    assert rows["frame"][:, 0, 0].tolist() == [0, 1, 2, 9]
+    assert rows["reward"][:, 0].tolist() == [0, 1, 2, 0]
+    assert rows["done"][:, 0].tolist() == [True, False, False, True]
+    assert rows["truncated"][:, 0].tolist() == [False, False, False, True]
+    assert rows["episode_step"][:, 0].tolist() == [0, 1, 2, 2]
+    assert rows["episode_return"][:, 0].tolist() == [0, 1, 3, 3]
 
 
 def start_environments(*args):
     command = [sys.executable, "-m", "torchbeast.polybeast_env", *args]
-    return subprocess.Popen([*command, "--env", "tests.counting:Counting"])
+    return subprocess.Popen([*command, "--env", "tests.helpers.counting:Counting"])
 
 
 def test_kill_9_of_client_gateway_and_server_loses_no_exactness(tmp_path):
@@ -158,7 +159,7 @@ def test_kill_9_of_client_gateway_and_server_loses_no_exactness(tmp_path):
             it.wait_for_environments(12)  # a client keeps its own, a server makes new ones
             it.wait_for_streams(3)
             it.wait_for_rollouts(20)
-            assert it.gateways.num_restarts == 1
+            assert it.gateways.supervisor.num_restarts == 1
             assert it.pool.num_actors() == 3
         assert serving.poll() is None
         assert dialing.poll() is None
@@ -171,11 +172,11 @@ def test_kill_9_of_client_gateway_and_server_loses_no_exactness(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_gateway_that_hangs_is_started_anew(monkeypatch):
-    monkeypatch.setattr("libtorchbeast.rpc.gateways.HANG_S", 3.0)
+def test_a_gateway_that_hangs_is_restarted(monkeypatch):
+    monkeypatch.setattr("libtorchbeast.rpc.gateway_supervisor.HANG_S", 3.0)
     with learner(listen=["127.0.0.1:0"]) as it:
         os.kill(it.gateways.pids[0], signal.SIGSTOP)
-        wait_until(lambda: it.gateways.num_restarts == 1)
+        wait_until(lambda: it.gateways.supervisor.num_restarts == 1)
         with client(it.address):
             it.wait_for_environments(1)
 
@@ -202,8 +203,9 @@ def test_nothing_is_left_behind():
 def test_a_gateway_dies_with_its_parent():
     program = (
         "import os\n"
-        "from libtorchbeast.rpc.gateways import Gateways\n"
-        "gateways = Gateways(listen=['127.0.0.1:0'])\n"
+        "from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig\n"
+        "gateways = Gateways(GatewaysConfig(listen=['127.0.0.1:0']))\n"
+        "gateways.open()\n"
         "print(gateways.pids[0], flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -224,7 +226,8 @@ def test_the_first_environments_decide_and_others_are_told_what_was_expected():
 
 
 def test_the_spec_is_known_before_the_lanes_are(tmp_path):
-    gateways = Gateways(listen=["127.0.0.1:0"])
+    gateways = Gateways(GatewaysConfig(listen=["127.0.0.1:0"]))
+    gateways.open()
     try:
         with pytest.raises(TimeoutError, match="No environments introduced themselves"):
             gateways.wait_for_spec(0.1)
@@ -244,11 +247,12 @@ def test_several_gateways_share_a_port():
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == 3
 
 
-def test_a_port_in_use_is_told_at_the_start():
-    first = Gateways(listen=["127.0.0.1:0"])
+def test_a_port_in_use_is_reported_at_the_start():
+    first = Gateways(GatewaysConfig(listen=["127.0.0.1:0"]))
+    first.open()
     try:
         with pytest.raises(OSError, match=r"Cannot listen at 127\.0\.0\.1:\d+"):
-            Gateways(listen=first.listening)
+            Gateways(GatewaysConfig(listen=first.listening)).open()
     finally:
         first.close()
 
@@ -271,7 +275,7 @@ def test_streams_of_any_size_find_lanes_however_few_there_may_be():
             # Nothing stays of lanes that made place; connections take a moment to close.
             wait_until(lambda most=most: num_fds() <= most)
         os.kill(it.gateways.pids[0], signal.SIGKILL)  # the lanes of the dead are nobody's
-        wait_until(lambda: it.gateways.num_restarts == 1)
+        wait_until(lambda: it.gateways.supervisor.num_restarts == 1)
         with client(it.address, 4), client(it.address, 4):
             it.wait_for_streams(2)
             it.wait_for_rollouts(16)
@@ -280,7 +284,7 @@ def test_streams_of_any_size_find_lanes_however_few_there_may_be():
 
 
 def test_environments_whose_rollouts_would_fill_the_memory_are_refused(monkeypatch):
-    monkeypatch.setattr("libtorchbeast.rpc.gateways.memory_bytes", lambda: 500)
+    monkeypatch.setattr("libtorchbeast.rpc.gateway_supervisor.memory_bytes", lambda: 500)
     expected = "1 more environments would take the learner's memory"
     with (
         learner(listen=["127.0.0.1:0"], rows_per_rollout=5) as it,
@@ -316,7 +320,7 @@ def test_a_server_that_refuses_is_told_with_its_reason(tmp_path, caplog):
     token.write_text("secret")
     address = f"unix:{tmp_path}/server"
     with learner(server_addresses=[address]), serving(address, security=Security(token_file=token)):
-        wait_until(lambda: "ended the call: The token must be this end's" in caplog.text)
+        wait_until(lambda: "are of no use: The token must be this end's" in caplog.text)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -368,15 +372,15 @@ def test_how_a_server_ended_the_call_is_told_though_the_agent_was_thinking(tmp_p
     address = f"unix:{tmp_path}/server"
 
     def play(requests, context):
+        assert started.wait(30)
         next(requests)
         yield encode_hello(Hello("mine", 1, COUNTING))
-        yield encode_step(Episode().first_row(np.zeros(3, np.float32)))
+        yield encode_step(EpisodeCounter(1).first_row(np.zeros((1, 3), np.float32)))
         wait_until(lambda: it.batcher.size() == 0 and it.pool.num_actors() == 1)
         context.add_callback(over.set)
         context.abort(grpc.StatusCode.INTERNAL, "the simulator crashed")
 
-    over = threading.Event()
-
+    over, started = threading.Event(), threading.Event()
     service, method = ENVIRONMENTS_METHOD
     handler = grpc.method_handlers_generic_handler(
         service, {method: grpc.stream_stream_rpc_method_handler(play)}
@@ -387,9 +391,10 @@ def test_how_a_server_ended_the_call_is_told_though_the_agent_was_thinking(tmp_p
     server.start()
     try:
         with learner(server_addresses=[address], hold=True) as it:
+            started.set()
             assert over.wait(30)
             it.thinks.clear()
-            wait_until(lambda: "ended the call: the simulator crashed" in caplog.text)
+            wait_until(lambda: "are of no use: the simulator crashed" in caplog.text)
     finally:
         server.stop(0)
 
@@ -411,29 +416,29 @@ def test_environments_that_no_model_fits_are_sent_away_and_others_may_come():
 def test_a_refused_row_is_no_reason_to_give_up_for_good():
     class Spoilt(Counting):
         def _observe(self, action):
-            return super()._observe(action) * (np.nan if self.count > 5 else 1)
+            return super()._observe(action) * (1e12 if self.count > 5 else 1)
 
     with learner(listen=["127.0.0.1:0"]) as it:
-        client = EnvironmentClient(lambda: SyncEnvs(Spoilt, 1), it.address)
+        client = EnvironmentClient([lambda: counting_group(1, Spoilt)], it.address)
         with pytest.raises(RuntimeError, match="The learner refused what was sent: Observation 0"):
             client.run()
 
 
 def test_memory_of_a_container_is_less_than_the_machines(tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(gateways, "CONTAINER_MEMORY", [tmp_path / "nothing", limit])
-    installed = gateways.memory_bytes()
+    monkeypatch.setattr(memory, "CONTAINER_MEMORY", [tmp_path / "nothing", limit])
+    installed = memory.memory_bytes()
     limit.write_text("max\n")
-    assert gateways.memory_bytes() == installed
+    assert memory.memory_bytes() == installed
     limit.write_text(f"{1 << 20}\n")
-    assert gateways.memory_bytes() == 1 << 20
+    assert memory.memory_bytes() == 1 << 20
 
 
 def test_a_gateway_takes_as_many_streams_as_it_may():
     limits = Limits(max_streams=1)
     with learner(listen=["127.0.0.1:0"], limits=limits) as it, client(it.address):
         it.wait_for_streams(1)
-        expected = "takes 1 streams, and all are in use"
+        expected = "takes 1 streams, and all are in use|may have no place left"
         with (
             connect(it, reconnect_s=0.0) as actor,
             pytest.raises(LearnerGone, match=expected),

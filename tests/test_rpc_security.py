@@ -9,21 +9,16 @@ import numpy as np
 import pytest
 
 import torchbeast
-from libtorchbeast.rpc.connection import LearnerGone
-from libtorchbeast.rpc.messages import Refused
-from libtorchbeast.rpc.security import (
-    Address,
-    ConnectionRate,
-    Limits,
-    Security,
-    check_token,
-    remove_stale_socket,
-)
-from libtorchbeast.rpc.server import EnvironmentServer
-from tests.certificates import Certificates
-from tests.counting import NUM_ACTIONS, counting_group
-from tests.remote import learner
-from tests.threads import run_in_threads, wait_until
+from libtorchbeast.rpc.address import Address, remove_stale_socket
+from libtorchbeast.rpc.env_client import LearnerGone
+from libtorchbeast.rpc.env_server import EnvironmentServer
+from libtorchbeast.rpc.handshake import Refused, check_token
+from libtorchbeast.rpc.limits import ConnectionRate, Limits
+from libtorchbeast.rpc.security import Security
+from tests.helpers.certificates import Certificates
+from tests.helpers.counting import NUM_ACTIONS, counting_group
+from tests.helpers.remote import learner
+from tests.helpers.threads import run_in_threads, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +240,7 @@ def test_a_host_that_opens_too_many_streams_is_slowed_down():
 
 def test_a_host_that_calls_too_often_still_gets_its_connections(monkeypatch):
     now = 0.0
-    monkeypatch.setattr("libtorchbeast.rpc.security.time.monotonic", lambda: now)
+    monkeypatch.setattr("libtorchbeast.rpc.limits.time.monotonic", lambda: now)
     rate = ConnectionRate(Limits(connections_at_once=1, connections_per_s=200))
     num_granted = 0
     for millisecond in range(1000):

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import libtorchbeast
-from libtorchbeast.rpc.single import SingleEnv, spec_of_space
-from libtorchbeast.specs import ArraySpec
-from tests.threads import wait_until
+from libtorchbeast.environments import SyncEnvs
+from libtorchbeast.rows import ArraySpec, spec_of_space
+from tests.helpers.threads import wait_until
 
 UNROLL_LENGTH = 4
 
@@ -191,7 +191,7 @@ def test_without_truncation_a_time_limit_is_an_end_like_any_other(tmp_path):
 
 
 def test_with_truncation_a_time_limit_has_its_true_end_and_an_extra_row():
-    env = SingleEnv(Limited())
+    env = SyncEnvs(Limited, 1)
     rows = [env.reset()] + [env.step(np.zeros(1, np.int64)) for _ in range(4)]
     assert [row["frame"][0, 0] for row in rows] == [0, 1, 2, 0, 1]
     assert [bool(row["done"][0]) for row in rows] == [True, False, False, True, False]

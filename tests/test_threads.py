@@ -4,8 +4,8 @@ import threading
 
 import torch
 
-from tests.threads import run_in_threads
-from torchbeast.core.threads import set_cpu_threads
+from tests.helpers.threads import run_in_threads
+from torchbeast.runtime.threads import set_cpu_threads
 
 
 def test_each_thread_has_a_number_of_cores_of_its_own():

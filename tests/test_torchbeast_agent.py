@@ -6,13 +6,15 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
-from tests.training import ROOT, read_logs
+from tests.helpers.training import ROOT, read_logs
 
 
+@pytest.mark.slow
 def test_an_agent_written_for_torchbeast_learns_and_ends_tidily(tmp_path):
     basename = f"unix:{tmp_path}/recall"
-    command = [sys.executable, "-m", "tests.torchbeast_agent",
+    command = [sys.executable, "-m", "tests.helpers.torchbeast_agent",
                "--basename", basename, "--savedir", str(tmp_path)]  # fmt: skip
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -9,27 +9,27 @@ import pytest
 import torch
 
 from torchbeast.core.file_writer import FileWriter
-from torchbeast.core.flags import TrainingFlags
 from torchbeast.core.learner import Learner
-from torchbeast.core.signals import StopRequest
 from torchbeast.core.stats import RunningStats
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent
 from torchbeast.report import Reporter
-from torchbeast.training import Run, only_run_in, run_training
+from torchbeast.run.flags import TrainingFlags
+from torchbeast.run.signals import StopRequest
+from torchbeast.run.training import Run, only_run_in, run_training
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     folder = tmp_path / "new" / "run"
     with only_run_in(folder):
-        with only_run_in(tmp_path / "other", patience_s=0):
+        with only_run_in(tmp_path / "other", timeout_s=0):
             pass
         with (
             pytest.raises(UsageError, match=r"Another run is at work in .*another --xpid"),
-            only_run_in(folder, patience_s=0.3),
+            only_run_in(folder, timeout_s=0.3),
         ):
             pass
-    with only_run_in(folder, patience_s=0):
+    with only_run_in(folder, timeout_s=0):
         pass
 
 
@@ -47,7 +47,7 @@ def test_a_full_disk_ends_no_run(tmp_path, caplog):
     flags = TrainingFlags(savedir=tmp_path, xpid="run", log_interval_s=0.0)
     writer, stats = FileWriter("run", {}, tmp_path), RunningStats()
     full = open("/dev/full", "w")  # noqa: SIM115
-    with Reporter(flags, writer, stats) as reporter:
+    with Reporter(writer, stats, flags.total_steps, flags.log_interval_s) as reporter:
 
         def log():
             stats.add_update(1, {}, torch.zeros(0), torch.zeros(0))

@@ -5,16 +5,16 @@ import time
 
 import pytest
 
-from tests.certificates import Certificates
-from tests.hosts import ENVIRONMENTS, LEARNER, ROUTER_OUTSIDE, two_hosts
-from tests.training import (
+from tests.helpers.certificates import Certificates
+from tests.helpers.hosts import ENVIRONMENTS, LEARNER, ROUTER_OUTSIDE, two_hosts
+from tests.helpers.training import (
     TIMEOUT_S,
     RemoteEnvironments,
     Training,
     mean_return,
 )
 
-pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_S)]
 
 CABLE_PULLED_S = 20.0
 MORE_THAN_IS_ON_ITS_WAY = 1500  # steps: 32 open rollouts of 20, and those in the queue

@@ -1,26 +1,28 @@
 """Workers, lanes and actor pool together: every transition arrives once, in order and whole."""
 
+import errno
 import gc
 import itertools
 import logging
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
 
-import numpy as np
 import psutil
 import pytest
 import torch
 
 import libtorchbeast
-from libtorchbeast.lanes import CLOSED
-from libtorchbeast.specs import ArraySpec, Spec
-from libtorchbeast.worker import HEALTHY_STEPS
-from libtorchbeast.workers import MAX_FAILURES, Workers
-from tests.numbered import FRAME_SIZE, Checker, answer
+from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.shared_lanes import CLOSED
+from libtorchbeast.supervisor import HEALTHY_PROGRESS, MAX_FAILURES
+from libtorchbeast.workers import Workers, WorkersConfig
+from tests.helpers.numbered import FRAME_SIZE, Checker, answer
 
 SPEC = Spec(
     {"id": ArraySpec("int64"), "step": ArraySpec("int32", (FRAME_SIZE,))}, ArraySpec("int64")
@@ -32,7 +34,9 @@ TIMEOUT_S = 100
 class System:
     """Workers with numbered environments, an agent that answers them, and a queue of rollouts."""
 
-    def __init__(self, factory="NumberedEnvs", num_workers=2, lanes=4, envs=3, **options):
+    def __init__(
+        self, factory="NumberedEnvs", num_workers=2, lanes=4, envs=3, spec=SPEC, **options
+    ):
         timeout_s = options.pop("env_timeout_s", 60.0)
         self.queue = libtorchbeast.BatchingQueue(
             minimum_batch_size=4, maximum_batch_size=4, maximum_queue_size=8
@@ -42,15 +46,18 @@ class System:
             T, self.queue, self.batcher, initial_agent_state=(torch.zeros(1, 1, 1),)
         )
         self.workers = Workers(
-            factory=f"tests.numbered:{factory}",
-            factory_options=options,
-            spec=SPEC,
-            num_workers=num_workers,
-            num_lanes=lanes,
-            envs_per_lane=envs,
-            first_seed=1,
-            env_timeout_s=timeout_s,
+            WorkersConfig(
+                factory=f"tests.helpers.numbered:{factory}",
+                factory_options=options,
+                spec=spec,
+                num_workers=num_workers,
+                num_groups=lanes,
+                envs_per_group=envs,
+                seed=1,
+                env_timeout_s=timeout_s,
+            )
         )
+        self.supervisor = self.workers.supervisor
         self._agent = threading.Thread(target=self._run_agent)
         self._agent.start()
         for lane in self.workers.lanes:
@@ -76,10 +83,10 @@ class System:
     def healthy_workers(self):
         """Processes in the middle of their steps."""
         return [
-            worker.process.pid
-            for worker in self.workers._workers
-            if worker.process is not None
-            and worker.passes > worker.passes_at_failure + HEALTHY_STEPS * len(worker.lanes)
+            child.process.pid
+            for child in self.supervisor.children
+            if child.process is not None
+            and child.progress() > child._progress_at_failure + HEALTHY_PROGRESS
         ]
 
     def close(self):
@@ -113,7 +120,7 @@ def test_every_transition_arrives_once_and_in_order(num_workers, lanes, envs):
         checker = Checker(T)
         for batch in itertools.islice(system.batches(), 150):
             checker.check(batch)
-        pids = system.workers.pids
+        pids = system.supervisor.pids
         assert checker.num_transitions == 150 * 4 * T
         assert checker.num_padded == 0
         assert system.pool.count() >= checker.num_transitions
@@ -123,6 +130,7 @@ def test_every_transition_arrives_once_and_in_order(num_workers, lanes, envs):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_hundred_kills_corrupt_nothing_and_stop_nobody(caplog):
     caplog.set_level(logging.CRITICAL, "torchbeast")
@@ -141,22 +149,22 @@ def test_a_hundred_kills_corrupt_nothing_and_stop_nobody(caplog):
                 killed.add(victim)
                 kill_at = time.monotonic() + chance.uniform(0.0, 0.3)
         transitions = checker.num_transitions
-        while system.workers.num_working < 4:
+        while len(system.supervisor.pids) < 4:
             checker.check(next(batches))
         for batch in itertools.islice(batches, 100):
             checker.check(batch)
         assert checker.num_transitions >= transitions + 50 * 4 * T
         assert checker.num_padded > 0
-        assert system.workers.num_restarts == 100
+        assert system.supervisor.num_restarts == 100
         assert threads_and_descriptors() == before
 
 
-def test_an_exception_is_told_once_and_the_environments_are_made_anew(caplog):
+def test_an_exception_is_logged_once_and_the_environments_are_rebuilt(caplog):
     with running("BreakingEnvs", 1, 1, 4, break_at=40, how="raise") as system:
         restarts, num_rows = 0, 0
         for (rows, _), _ in itertools.islice(system.batches(), 60):
-            frame, _, done, _, _, truncated, _ = rows
-            fresh = truncated[1:].numpy()
+            frame, done = rows["frame"], rows["done"]
+            fresh = rows["truncated"][1:].numpy()
             changed = (frame["id"][1:] != frame["id"][:-1]).numpy()
             assert (changed == fresh).all()  # the transition into new environments did not happen
             assert done[1:].numpy()[fresh].all()
@@ -164,29 +172,32 @@ def test_an_exception_is_told_once_and_the_environments_are_made_anew(caplog):
             restarts += fresh.sum()
             num_rows += fresh.size
         assert restarts == pytest.approx(num_rows / 41, rel=0.2)
-        assert system.workers.num_restarts == 0  # the process lives on
+        assert system.supervisor.num_restarts == 0  # the process lives on
     assert caplog.text.count("Traceback") == 1
-    assert "the simulator is out of tea (again)" in caplog.text
 
 
-@pytest.mark.parametrize(("how", "what"), [("exit", "exit code 3"), ("hang", "took no step for")])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("exit", "exit code 3"), pytest.param("hang", "has done nothing", marks=pytest.mark.slow)],
+)
 def test_a_worker_that_ends_or_hangs_is_replaced(how, what, caplog):
     options = {"break_at": 300, "how": how, "env_timeout_s": 5.0}
     with running("BreakingEnvs", 2, 2, 4, **options) as system:
         checker = Checker(T)
         for batch in system.batches():
             checker.check(batch)
-            if checker.num_padded and system.workers.num_restarts >= 2:
+            if checker.num_padded and system.supervisor.num_restarts >= 2:
                 break
         for batch in itertools.islice(system.batches(), 20):
             checker.check(batch)
     assert what in caplog.text
 
 
+@pytest.mark.slow
 def test_a_worker_that_makes_one_group_after_the_other_does_not_hang():
     with running(num_workers=1, lanes=4, envs=1, build_s=1.5, env_timeout_s=4.0) as system:
         next(system.batches())
-        assert system.workers.num_restarts == 0
+        assert system.supervisor.num_restarts == 0
 
 
 def test_workers_that_wait_for_the_learner_do_not_hang(caplog):
@@ -196,14 +207,14 @@ def test_workers_that_wait_for_the_learner_do_not_hang(caplog):
             checker.check(batch)
             if len(system.healthy_workers()) == 2:
                 break
-        system.workers.env_timeout_s = 0.6
+        system.supervisor.timeout_s = 0.6
         end = time.monotonic() + 2.5  # all that time nobody takes a rollout
         while time.monotonic() < end:
             system.workers.poll()
             time.sleep(0.05)
         for batch in itertools.islice(system.batches(), 20):
             checker.check(batch)
-        assert system.workers.num_restarts == 0
+        assert system.supervisor.num_restarts == 0
     assert not caplog.text
 
 
@@ -212,8 +223,8 @@ def test_what_an_environment_started_ends_with_its_worker(tmp_path):
     with running("StartingEnvs", 1, 1, 1, marker=str(marker)) as system:
         next(system.batches())
         child = psutil.Process(int(marker.read_text()))
-        os.kill(system.workers.pids[0], 9)
-        while system.workers.num_restarts == 0:
+        os.kill(system.supervisor.pids[0], 9)
+        while system.supervisor.num_restarts == 0:
             next(system.batches())
     gone, _ = psutil.wait_procs([child], timeout=10)
     assert gone
@@ -256,6 +267,7 @@ def test_the_first_state_reaches_the_learner_as_memory_of_its_own():
         assert (state == 1).all()
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_works_is_given_up_and_the_last_one_ends_the_run(caplog):
     with (
         running("BreakingEnvs", 1, 1, 1, break_at=2, how="raise") as system,
@@ -263,7 +275,7 @@ def test_a_worker_that_never_works_is_given_up_and_the_last_one_ends_the_run(cap
     ):
         for _ in system.batches():
             pass
-    assert f"giving it up after {MAX_FAILURES} tries" in caplog.text
+    assert f"giving it up after {MAX_FAILURES} failures in a row" in caplog.text
 
 
 def test_a_worker_starts_fast_stays_small_and_imports_no_torch():
@@ -271,15 +283,15 @@ def test_a_worker_starts_fast_stays_small_and_imports_no_torch():
     with running(num_workers=1, lanes=1, envs=1) as system:
         next(system.batches())
         assert time.monotonic() - start < 20  # a second on a machine that is not busy
-        (pid,) = system.workers.pids
+        (pid,) = system.supervisor.pids
         process = psutil.Process(pid)
         assert process.memory_info().rss < 150e6
         assert not any("libtorch_" in mapping.path for mapping in process.memory_maps())
 
 
+@pytest.mark.slow
 def test_specs_that_do_not_fit_are_refused_with_a_sentence(caplog):
-    system = System(num_workers=1, lanes=1, envs=1)
-    system.workers.spec = Spec({"id": ArraySpec("int64")}, ArraySpec("int64"))
+    system = System(num_workers=1, lanes=1, envs=1, spec=Spec({"id": ArraySpec("int64")}))
     try:
         with pytest.raises(RuntimeError, match="No worker is left"):
             for _ in system.batches():
@@ -289,27 +301,36 @@ def test_specs_that_do_not_fit_are_refused_with_a_sentence(caplog):
 
 
 @pytest.mark.parametrize(("num_workers", "lanes"), [(2, 4), (2, 5), (3, 4)])
-def test_seeds_differ_between_lanes_and_starts(monkeypatch, num_workers, lanes):
-    import json
-
-    from libtorchbeast import workers as module
-
+def test_seeds_differ_between_groups_and_starts_and_runs(monkeypatch, num_workers, lanes):
     seeds = []
 
-    def start_helper(name, config, fds):
-        seeds.extend(group["seed"] for group in json.loads(config)["groups"])
-        raise RuntimeError("enough")
+    def start(module, config, fds):
+        seeds.extend(derive_seed(config["seed"], i) for i in range(config["num_groups"]))
+        raise OSError("enough")
 
-    monkeypatch.setattr(module, "start_helper", start_helper)
-    system = System(num_workers=num_workers, lanes=lanes, envs=3)
-    try:
-        for _ in range(2):
-            for worker in system.workers._workers:
-                with pytest.raises(RuntimeError, match="enough"):
-                    system.workers._start(worker)
-                os.close(worker.report_fd)
-    finally:
-        system.close()
-    used = np.concatenate([np.arange(seed, seed + 3) for seed in seeds])
-    assert len(seeds) == 2 * lanes
-    assert len(set(used)) == len(used)
+    monkeypatch.setattr("libtorchbeast.workers.Helper", start)
+    for seed in (1, 2):
+        workers = Workers(WorkersConfig("", {}, SPEC, num_workers, lanes, 3, seed))
+        for child, num_starts in itertools.product(workers.supervisor.children, range(2)):
+            with pytest.raises(OSError, match="enough"):
+                child.start(num_starts)
+        workers.close()
+    assert len(set(seeds)) == len(seeds) == 4 * lanes
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_with_growing_pauses(monkeypatch, caplog):
+    with running(num_workers=1, lanes=1, envs=1) as system:
+        popen = subprocess.Popen
+        failures = iter([errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+
+        def fail(*args, **options):
+            number = next(failures, None)
+            if number is None:
+                return popen(*args, **options)
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(subprocess, "Popen", fail)
+        next(system.batches())
+        assert next(failures, None) is None
+        assert system.supervisor.num_restarts == 0  # none of it was the worker's fault
+    assert caplog.text.count("cannot be started") == 3

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from libtorchbeast.rpc.connect import Actor
+    from libtorchbeast.rpc.simulator import Actor
 
 
 def connect(address: str, **options: Any) -> "Actor":
-    """Connect a simulator that calls the agent; see `libtorchbeast.rpc.connect.Actor`."""
-    from libtorchbeast.rpc.connect import Actor  # MonoBeast does without
+    """Connect a simulator that calls the agent; see `libtorchbeast.rpc.simulator.Actor`."""
+    from libtorchbeast.rpc.simulator import Actor  # MonoBeast does without
 
     return Actor(address, **options)

@@ -1,4 +1,4 @@
-"""Mistakes of a user, told in one sentence: the rule, the value, the remedy."""
+"""Mistakes of a user, in one sentence: the rule, the value, the remedy."""
 
 
 class UsageError(ValueError):

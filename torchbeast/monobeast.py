@@ -2,59 +2,59 @@
 
     act    (many processes)  steps environments with the newest weights, fills rollouts
     learn  (threads)         takes batches of rollouts, updates the weights, publishes them
-    train  (main thread)     starts both, hands out rollout memory, watches over the actors
+    train  (main thread)     starts both, hands out rollout memory, supervises the actors
     test                     plays with a trained agent
 
 T is unroll_length, B batch_size, E envs_per_actor. Rollouts live in shared memory, cut into slots
-of T+1 rows of one environment. The main process alone says who may write which slot; it tells each
-actor over a pipe of the actor's own, so that no lock is shared and an actor that is killed at any
+of T+1 rows of one environment. The main process alone decides who may write which slot, and sends
+it to the actor over a pipe of its own. So no lock is shared, and an actor that is killed at any
 instant leaves nothing locked: its slots are simply given to another.
 """
 
 import dataclasses
-import logging
-import multiprocessing as mp
+import functools
+import multiprocessing
 import queue
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import tyro
 from torch import Tensor, nn
 
-from torchbeast.core.evaluate import evaluate
+from libtorchbeast.environments import Group
+from libtorchbeast.rows import Row
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.supervisor import Child, Supervisor
+from libtorchbeast.tree import map_tree
 from torchbeast.core.file_writer import new_xpid
-from torchbeast.core.flags import TrainingFlags, num_cores, run_command_line
 from torchbeast.core.learner import Batch, Learner
-from torchbeast.core.memory import keep_freed_memory
-from torchbeast.core.processes import ParentGone, ParentPipe, describe_death, set_up_child
-from torchbeast.core.seeding import SEED_LIMIT, seed_everything
-from torchbeast.core.signals import StopRequest
-from torchbeast.core.threads import Threads, set_cpu_threads
-from torchbeast.core.tree import map_tree
-from torchbeast.core.weights import SharedWeights
-from torchbeast.envs import Environments, Row, make_envs
+from torchbeast.envs import make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, as_output, make_model
 from torchbeast.report import log_to_terminal
-from torchbeast.training import UPDATE_S, Run, run_training
+from torchbeast.run.evaluate import evaluate
+from torchbeast.run.flags import TrainingFlags, num_cores, run_command_line
+from torchbeast.run.signals import StopRequest
+from torchbeast.run.training import UPDATE_S, Run, run_training
+from torchbeast.runtime.actor_model import prepare_to_act
+from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
+from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.runtime.seeding import seed_everything
+from torchbeast.runtime.shared_weights import SharedWeights
+from torchbeast.runtime.threads import Threads, set_cpu_threads
 
 Filled = tuple[int, int]  # a slot with a whole rollout in it, and the version that acted
 
-logger = logging.getLogger("torchbeast")
-
-POLL_S = 0.2  # how soon the main thread sees a signal, a finished learner, a silent actor
-MAX_GAP_S = 10 * POLL_S  # more time between two looks at the actors is no sign of their hanging
-JOIN_S = 10.0  # how long to wait for a process that was told to end
+POLL_S = 0.2  # how soon the main thread sees a signal, a finished learner, a dead actor
+JOIN_S = 10.0  # how long to wait for actors that were asked to end
 ROLLOUTS_AHEAD = 2  # slots an actor holds: those it fills and the next
-MAX_FAILURES = 5  # times in a row that an actor may fail before it is given up
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Flags(TrainingFlags):
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """How actors are started."""
     actor_timeout_s: float = 120.0
-    """An actor that takes no step for so long is killed and started anew."""
+    """An actor that takes no step for so long is killed and restarted."""
 
     @property
     def num_slots(self) -> int:
@@ -150,40 +150,32 @@ class Shared(NamedTuple):
 
     rollouts: Rollouts
     weights: SharedWeights
-    num_moves: Tensor  # [num_actors], counted up by each actor as a sign of life
+    num_steps: Tensor  # [num_actors], taken by each actor so far: its heartbeat
 
 
 # --------------------------------------------------------------------------------------------- act
 
 
-def act(actor_id: int, seed: int, flags: Flags, shared: Shared, connection: Connection) -> None:
-    """An actor's whole life: set up, then fill rollouts until the main process says or dies."""
-    set_up_child()
+def act(pipe: ParentPipe, actor_id: int, seed: int, flags: Flags, shared: Shared) -> None:
+    """An actor's whole life: make environments, then fill rollouts until the main process ends."""
     seed_everything(seed)
     keep_freed_memory()
     torch.set_num_threads(1)
-    pipe = ParentPipe(connection)
+    envs = make_group(flags, flags.envs_per_actor, seed)
     try:
-        envs = make_envs(flags.env_options, flags.envs_per_actor, seed)
-        try:
-            fill_rollouts(actor_id, flags, envs, shared, pipe)
-        finally:
-            envs.close()
-    except ParentGone:
-        pass
-    except Exception:
-        pipe.send(traceback.format_exc())
-        sys.exit(1)
+        fill_rollouts(pipe, actor_id, flags, envs, shared)
+    finally:
+        envs.close()
 
 
 @torch.inference_mode()
 def fill_rollouts(
-    actor_id: int, flags: Flags, envs: Environments, shared: Shared, pipe: ParentPipe
+    pipe: ParentPipe, actor_id: int, flags: Flags, envs: Group, shared: Shared
 ) -> None:
     """For each list of slots that comes over the pipe, fill them with a rollout and say so."""
     rollouts = shared.rollouts
-    row = envs.reset()
-    model = build_model(flags, row, envs.num_actions)
+    row = envs.start()
+    model = prepare_to_act(build_model(flags, row, envs.num_actions))
     state = initial_state(model, flags.envs_per_actor)
     version = -1
     while True:
@@ -197,10 +189,11 @@ def fill_rollouts(
             inputs = map_tree(lambda x: torch.from_numpy(x).unsqueeze(0), row)  # [T=1, E, ...]
             output, state = model(inputs, state)
             output = as_output(output)
-            rollouts.action[index, t] = output["action"][0]
-            rollouts.policy_logits[index, t] = output["policy_logits"][0]
-            row = envs.step(output["action"][0].numpy())
-            shared.num_moves[actor_id] += 1
+            action = output["action"][0].long()  # models may have any kind of integers
+            rollouts.action[index, t] = action
+            rollouts.policy_logits[index, t] = output["policy_logits"][0].float()
+            row = envs.step(action.numpy())
+            shared.num_steps[actor_id] += 1
         rollouts.store(row, index, flags.unroll_length)  # and again as row 0 of the next rollout
         pipe.send((slots, version))
 
@@ -208,63 +201,48 @@ def fill_rollouts(
 # ---------------------------------------------------------- the actors, seen from the main process
 
 
-@dataclass
-class Actor:
-    """One actor: its process and pipe, the slots it holds, and for how long it has not moved."""
-
-    id: int
-    process: Any = None  # None: given up
-    pipe: Any = None
-    held: deque[list[int]] = field(default_factory=deque)
-    num_starts: int = 0
-    num_failures: int = 0  # in a row
-    num_moves: int = 0
-    idle_s: float = 0.0
-
-
 class Actors:
-    """Starts the actors, hands out slots, mends what breaks. For the main thread but `release`."""
+    """Hands out slots and takes in filled ones, while a supervisor keeps the actors alive.
 
-    def __init__(self, flags: Flags, shared: Shared, first_seed: int) -> None:
+    For the main thread, but `release`.
+    """
+
+    def __init__(self, flags: Flags, shared: Shared, seed: int) -> None:
         self._flags = flags
         self._shared = shared
-        self._first_seed = first_seed
-        self._context: Any = mp.get_context(flags.start_method)
+        self._seed = seed
+        self._context: Any = multiprocessing.get_context(flags.start_method)
         if flags.start_method == "forkserver":
-            self._context.set_forkserver_preload(["torchbeast.report"])  # torch, once for all
-        self._lock = threading.Lock()  # of the free slots and who holds which
+            self._context.set_forkserver_preload(["torchbeast.run.training"])  # nearly all
+        self._lock = threading.Lock()  # of the following
         self._free = deque(range(flags.num_slots))
-        self._checked_at = time.monotonic()
-        self._actors = [Actor(i) for i in range(flags.num_actors)]
-        try:
-            for actor in self._actors:
-                self._start(actor)
-        except BaseException:  # there is no room for one more: those before must end
-            self.close()
-            raise
+        self._held: list[deque[list[int]]] = [deque() for _ in range(flags.num_actors)]
+        self._processes: dict[int, ActorProcess] = {}
+        children = [self._make_child(actor_id) for actor_id in range(flags.num_actors)]
+        self._supervisor = Supervisor(children, flags.actor_timeout_s, "--actor_timeout_s")
+        self._supervise_at = 0.0
 
     def poll(self) -> list[Filled]:
         """The rollouts that were filled; waits a little if there are none."""
-        filled: list[Filled] = []
-        by_pipe: dict[Any, Actor] = {a.pipe: a for a in self._actors if a.process is not None}
-        for pipe in wait(by_pipe, timeout=POLL_S):
-            actor = by_pipe[pipe]
-            try:
-                message = actor.pipe.recv()
-            except (EOFError, OSError):
-                self._mend(actor, describe_death(actor.process, JOIN_S))
-                continue
-            if isinstance(message, str):
-                self._mend(actor, f"raised an exception:\n{message}")
-                continue
-            slots, version = message
-            filled += [(slot, version) for slot in slots]
-            actor.num_failures = 0
-            with self._lock:
-                held = actor.held.popleft()
-            assert held == slots, (held, slots)
+        if time.monotonic() >= self._supervise_at:
+            self._supervisor.poll()
+            self._supervise_at = time.monotonic() + POLL_S
             self._hand_out()
-        self._check_moves()
+        filled: list[Filled] = []
+        actor_of: dict[Any, int] = {process.pipe: i for i, process in self._processes.items()}
+        pipes: list[Any] = wait(actor_of, timeout=POLL_S)
+        for pipe in pipes:
+            try:
+                slots, version = pipe.recv()
+            except (EOFError, OSError):  # it died: the supervisor will see it in a moment
+                self._supervise_at = 0.0
+                time.sleep(0.01)
+                continue
+            with self._lock:
+                held = self._held[actor_of[pipe]].popleft()
+            assert held == slots, (held, slots)
+            filled += [(slot, version) for slot in slots]
+            self._hand_out()
         return filled
 
     def release(self, filled: list[Filled]) -> None:
@@ -275,141 +253,81 @@ class Actors:
 
     def close(self) -> None:
         """End all actors: ask, wait, then kill."""
-        running = [actor for actor in self._actors if actor.process is not None]
-        for actor in running:
-            actor.process.terminate()
-        deadline = time.monotonic() + JOIN_S
-        for actor in running:
-            actor.process.join(max(0.0, deadline - time.monotonic()))
-            self._end(actor)
 
-    def _start(self, actor: Actor) -> None:
-        # A restarted actor gets new seeds, or it would live through the same bad luck again.
-        number = actor.id + self._flags.num_actors * actor.num_starts
-        seed = self._first_seed + number * self._flags.envs_per_actor
-        actor.num_starts += 1
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=act,
-            name=f"actor-{actor.id}",
-            args=(actor.id, seed % SEED_LIMIT, self._flags, self._shared, theirs),
-        )
-        process.start()
-        theirs.close()  # from now on, the actor's death closes the pipe
-        actor.process, actor.pipe = process, ours
-        actor.idle_s = 0.0
-        self._hand_out()
+        def ask() -> None:
+            for process in self._processes.values():
+                process.terminate()
+
+        self._supervisor.close(ask, JOIN_S)
+
+    def _make_child(self, i: int) -> Child:
+        """Actor i, as the supervisor knows it."""
+        num_waits = 0
+
+        def heartbeat() -> int:
+            nonlocal num_waits
+            num_waits += not self._held[i]  # it has nothing to do
+            return num_steps() + num_waits
+
+        def num_steps() -> int:
+            return int(self._shared.num_steps[i])
+
+        def start(num_starts: int) -> ActorProcess:
+            # With new seeds each time, or it would live through the same bad luck again.
+            args = (i, derive_seed(self._seed, i, num_starts), self._flags, self._shared)
+            process = ActorProcess(self._context, f"actor-{i}", act, args, heartbeat)
+            with self._lock:
+                self._processes[i] = process
+            return process
+
+        def on_end() -> None:
+            with self._lock:
+                self._processes.pop(i).close()
+                while self._held[i]:
+                    self._free.extend(self._held[i].popleft())
+
+        return Child(f"Actor {i}", start, on_end, num_steps)
 
     def _hand_out(self) -> None:
         """Give free slots to the actors that hold fewest."""
         with self._lock:
-            able = [actor for actor in self._actors if actor.pipe is not None]
-            while able and len(self._free) >= self._flags.envs_per_actor:
-                actor = min(able, key=lambda a: len(a.held))
-                if len(actor.held) >= ROLLOUTS_AHEAD:
+            while self._processes and len(self._free) >= self._flags.envs_per_actor:
+                i = min(self._processes, key=lambda i: len(self._held[i]))
+                if len(self._held[i]) >= ROLLOUTS_AHEAD:
                     return
                 slots = [self._free.popleft() for _ in range(self._flags.envs_per_actor)]
-                actor.held.append(slots)
-                with suppress(OSError):  # it died: `poll` will find out and take the slots back
-                    actor.pipe.send(slots)
-
-    def _mend(self, actor: Actor, what: str) -> None:
-        """Tell what happened to an actor and start it anew, unless it never works."""
-        self._end(actor)
-        actor.num_failures += 1
-        if actor.num_failures < MAX_FAILURES:
-            logger.warning("Actor %d %s; starting it anew.", actor.id, what)
-            self._start(actor)
-            return
-        logger.error("Actor %d %s; giving it up after %d tries.", actor.id, what, MAX_FAILURES)
-        if all(a.process is None for a in self._actors):
-            raise RuntimeError(f"No actor is left to train with; the last one {what}")
-
-    def _end(self, actor: Actor) -> None:
-        """Make sure that the process is gone, then take its slots back."""
-        actor.process.kill()
-        actor.process.join(JOIN_S)
-        assert not actor.process.is_alive(), f"actor {actor.id} survived SIGKILL"
-        with self._lock:
-            actor.pipe.close()
-            actor.process = actor.pipe = None
-            while actor.held:
-                self._free.extend(actor.held.popleft())
-
-    def _check_moves(self) -> None:
-        """An actor that has work and does not move hangs in its environment."""
-        now = time.monotonic()
-        # While this process was stopped (Ctrl-Z, a sleeping laptop), so were the actors.
-        passed_s, self._checked_at = min(now - self._checked_at, MAX_GAP_S), now
-        for actor in self._actors:
-            num_moves = int(self._shared.num_moves[actor.id])
-            actor.idle_s += passed_s
-            if num_moves != actor.num_moves or not actor.held:
-                actor.num_moves, actor.idle_s = num_moves, 0.0
-            elif actor.idle_s > self._flags.actor_timeout_s:
-                self._mend(actor, f"took no step for {actor.idle_s:.0f} s")
+                self._held[i].append(slots)
+                with suppress(OSError):  # it died: the supervisor finds out, and takes them back
+                    self._processes[i].pipe.send(slots)
 
 
 # ------------------------------------------------------------------------------------------- learn
 
+Batches = queue.SimpleQueue[list[Filled] | None]  # B filled slots each; None: the end
 
-class LearnerThreads:
-    """Threads that turn filled slots into updates: one copies a batch while another learns."""
 
-    def __init__(self, flags: Flags, learner: Learner, shared: Shared, actors: Actors) -> None:
-        self._flags = flags
-        self._learner = learner
-        self._shared = shared
-        self._actors = actors
-        self._filled: list[Filled] = []
-        self._batches: queue.SimpleQueue[list[Filled] | None] = queue.SimpleQueue()
-        self.finished = threading.Event()
-        self._threads = Threads("learner", flags.num_learner_threads, self._run, self.finished)
-
-    def put(self, filled: list[Filled]) -> None:
-        """Pass filled slots on, B at a time, in the order in which they were filled."""
-        B = self._flags.batch_size
-        self._filled += filled
-        while len(self._filled) >= B:
-            self._batches.put(self._filled[:B])
-            del self._filled[:B]
-
-    def close(self) -> None:
-        """End the threads, and raise here what went wrong there."""
-        self.finished.set()
-        for _ in range(self._flags.num_learner_threads):
-            self._batches.put(None)
-        self._threads.join(UPDATE_S)  # the last checkpoint must hold the last update whole
-
-    def _run(self) -> None:
-        set_cpu_threads(self._flags.learner_cpu_threads)
-        torch.set_flush_denormal(True)
-        while (filled := self._batches.get()) is not None and not self.finished.is_set():
-            self._learn(filled)
-
-    def _learn(self, filled: list[Filled]) -> None:
-        batch, state = self._shared.rollouts.collect(filled, self._learner.device)
-        self._actors.release(filled)
-        with self._learner.lock:
-            if self.finished.is_set():
-                return
-            self._learner.step(batch, state)
-            self._shared.weights.publish(self._learner.model, self._learner.version)
-            if self._learner.stats.step >= self._flags.total_steps:
-                self.finished.set()
+def learn(flags: Flags, learner: Learner, shared: Shared, actors: Actors, batches: Batches) -> None:
+    """Turn filled slots into updates. One thread copies a batch while another learns."""
+    set_cpu_threads(flags.learner_cpu_threads)
+    torch.set_flush_denormal(True)
+    while (filled := batches.get()) is not None:
+        batch, state = shared.rollouts.collect(filled, learner.device)
+        actors.release(filled)
+        if not learner.update(batch, state, shared.weights.publish):
+            return
 
 
 # ---------------------------------------------------------------------------------- train and test
 
 
 def train(flags: Flags) -> int:
-    """Train until `total_steps`, or until told to stop. Returns the exit code."""
+    """Train until `total_steps`, or until a signal asks to stop. Returns the exit code."""
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
     seed_everything(flags.seed)
     with StopRequest() as stop:
-        envs = make_envs(flags.env_options, num_envs=1, seed=flags.seed)
-        row, num_actions = envs.reset(), envs.num_actions
+        envs = make_group(flags, num_envs=1, seed=flags.seed)
+        row, num_actions = envs.row, envs.num_actions
         envs.close()
         learner = Learner(build_model(flags, row, num_actions), flags, flags.learner_device)
         shared = Shared(
@@ -426,17 +344,31 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
     """The main thread's loop. At its end no actor and no learner thread is left."""
     shared.weights.publish(learner.model, learner.version)
     # After a resume the actors must not live through the same episodes again.
-    actors = Actors(flags, shared, first_seed=flags.seed + 1_000_003 * learner.version)
+    actors = Actors(flags, shared, derive_seed(flags.seed, learner.version))
+    batches: Batches = queue.SimpleQueue()
+    run_learner = functools.partial(learn, flags, learner, shared, actors, batches)
+    threads = Threads("learner", flags.num_learner_threads, run_learner, learner.finished)
+    filled: list[Filled] = []  # in the order in which they were filled
     try:
-        learners = LearnerThreads(flags, learner, shared, actors)
-        try:
-            while not learners.finished.is_set() and not run.told_to_stop:
-                learners.put(actors.poll())
-                run.tick()
-        finally:
-            learners.close()
+        while not learner.finished.is_set() and not run.stop_requested:
+            filled += actors.poll()
+            while len(filled) >= flags.batch_size:
+                batches.put(filled[: flags.batch_size])
+                del filled[: flags.batch_size]
+            run.tick()
     finally:
-        actors.close()
+        learner.finished.set()
+        for _ in range(flags.num_learner_threads):
+            batches.put(None)
+        try:
+            threads.join(UPDATE_S)  # the last checkpoint must hold the last update whole
+        finally:
+            actors.close()
+
+
+def make_group(flags: TrainingFlags, num_envs: int, seed: int) -> Group:
+    """Environments that step together; one that raises is rebuilt, its neighbours go on."""
+    return Group(lambda seed: make_envs(flags.env_options, num_envs, seed), seed)
 
 
 def build_model(flags: TrainingFlags, row: Row, num_actions: int) -> nn.Module:

@@ -4,12 +4,12 @@ import sys
 from dataclasses import dataclass
 
 from torchbeast import polybeast_learner
-from torchbeast.core.flags import num_cores, run_command_line
-from torchbeast.core.signals import StopRequest
 from torchbeast.report import log_to_terminal
-from torchbeast.sources import BothEnvironments, LocalEnvironments, Source
+from torchbeast.run.env_sources import BothEnvironments, LocalEnvironments, Source
+from torchbeast.run.flags import num_cores, run_command_line
+from torchbeast.run.signals import StopRequest
 
-GROUPS_PER_WORKER = 2  # one is stepped while the agent looks at the other
+GROUPS_PER_WORKER = 2  # one steps while the agent looks at the other
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
 
 
 def train(flags: Flags) -> int:
-    """Train until `total_steps`, or until told to stop. Returns the exit code."""
+    """Train until `total_steps`, or until asked to stop. Returns the exit code."""
     return polybeast_learner.train(flags, open_source)
 
 

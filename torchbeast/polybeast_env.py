@@ -5,35 +5,32 @@
     python -m torchbeast.polybeast_env --env Catch --connect learner:4242
         the learner listens, and the environments dial in
 
-Each server is a process; this one watches over them until Ctrl-C or SIGTERM.
+Each server is a process (libtorchbeast/env_host.py), supervised until Ctrl-C or SIGTERM.
 """
 
-import contextlib
 import dataclasses
 import logging
-import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
 import tyro
 
-from libtorchbeast.rpc.environments import CANNOT_WORK, EnvironmentsConfig
-from libtorchbeast.rpc.security import Security, server_address
-from libtorchbeast.workers import describe_exit, kill_group, start_helper
-from torchbeast.core.signals import StopRequest
-from torchbeast.envs import EnvOptions, check_env, make_envs
+from libtorchbeast.env_host import HostConfig
+from libtorchbeast.helper_process import Helper
+from libtorchbeast.rpc.address import server_address
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.supervisor import CANNOT_WORK, Child, Supervisor
+from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, make_envs
 from torchbeast.errors import UsageError
+from torchbeast.run.signals import StopRequest
 
 logger = logging.getLogger("torchbeast")
 
 POLL_S = 0.2
 STOP_S = 5.0
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
-HEALTHY_S = 30.0  # who lived so long starts anew at once
 
 
 @dataclass(frozen=True)
@@ -47,14 +44,14 @@ class Flags(EnvOptions, Security):
     num_servers: int = 4
     """Processes."""
     envs_per_server: int = 16
-    """Environments of a process. One half steps while the agent thinks about the other."""
+    """Environments of a process, in two groups: one steps while the agent looks at the other."""
     env_timeout_s: float = 120.0
-    """A process whose environments take longer for one step is ended and started anew."""
+    """A process whose environments take longer for one step is killed and restarted."""
     seed: int | None = None
     """Of the environments. None: another one at each start, and so on each machine."""
 
     @property
-    def num_streams(self) -> int:
+    def num_groups(self) -> int:
         """Of each server: two, or one if its environments have no halves."""
         return 2 if self.envs_per_server % 2 == 0 else 1
 
@@ -80,90 +77,43 @@ class Flags(EnvOptions, Security):
         make_envs(self.env_options, num_envs=1).close()  # better one sentence here than ten there
 
 
-@dataclass
-class ServerProcess:
-    """One server and how it fares."""
+def server(flags: Flags, number: int, seed: int) -> Child:
+    """One of the processes, to be supervised."""
 
-    number: int
-    process: subprocess.Popen[bytes] | None = None
-    num_starts: int = 0
-    started_at: float = 0.0
-    start_at: float = 0.0
-    pause_s: float = FIRST_PAUSE_S
-
-
-class Servers:
-    """All of them: started, watched over, mended, ended."""
-
-    def __init__(self, flags: Flags) -> None:
-        self._flags = flags
-        self._servers = [ServerProcess(number) for number in range(flags.num_servers)]
-        self.cannot_work = False
-
-    def poll(self) -> None:
-        """Start what is to be started; tell and mend what broke."""
-        now = time.monotonic()
-        for server in self._servers:
-            if server.process is None:
-                if now >= server.start_at:
-                    self._start(server)
-            elif server.process.poll() is not None:
-                self._mend(server, now)
-
-    def close(self) -> None:
-        """End all of them: ask, wait, then kill."""
-        running = [server.process for server in self._servers if server.process is not None]
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_S
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-            kill_group(process)  # and whatever its environments had started
-            process.wait(STOP_S)
-
-    def _start(self, server: ServerProcess) -> None:
-        # New seeds at each start, or environments would live through the same bad luck again.
-        number = server.number + self._flags.num_servers * server.num_starts
-        seed = self._flags.seed
-        if seed is None:
-            seed = random.SystemRandom().randrange(2**31)
-        config = EnvironmentsConfig(
-            factory="torchbeast.groups:make_group",
-            factory_options=dataclasses.asdict(self._flags.env_options),
-            num_envs=self._flags.envs_per_server // self._flags.num_streams,
-            num_streams=self._flags.num_streams,
-            seed=(seed + 1_000_003 * number) % 2**31,
-            env_timeout_s=self._flags.env_timeout_s,
-            address=self._flags.address(server.number),
-            dial=self._flags.connect is not None,
-            name=f"{self._flags.env} {server.number}",
-            security=Security.of(self._flags).to_json(),
-            parent=os.getpid(),
+    def start(num_starts: int) -> Helper:
+        config = HostConfig(
+            name=f"{flags.env} {number}",
+            factory=GROUP_FACTORY,
+            factory_options=dataclasses.asdict(flags.env_options),
+            num_envs=flags.envs_per_server // flags.num_groups,
+            num_groups=flags.num_groups,
+            seed=derive_seed(seed, number, num_starts),
+            address=flags.address(number),
+            dial=flags.connect is not None,
+            security=Security.of(flags).to_json(),
         )
-        server.num_starts += 1
-        server.started_at = time.monotonic()
-        server.process = start_helper("libtorchbeast.rpc.environments", config.to_json(), [])
+        return Helper("libtorchbeast.env_host", config.to_json())
 
-    def _mend(self, server: ServerProcess, now: float) -> None:
-        assert server.process is not None
-        code = server.process.returncode
-        kill_group(server.process)  # what its environments had started
-        server.process = None
-        if code == CANNOT_WORK:
-            self.cannot_work = True
-            return
-        if now - server.started_at > HEALTHY_S:
-            server.pause_s = FIRST_PAUSE_S
-        server.start_at = now + server.pause_s
-        server.pause_s = min(2 * server.pause_s, MAX_PAUSE_S)
-        logger.warning("Server %d %s; starting it anew.", server.number, describe_exit(code))
+    return Child(f"Server {number}", start)
 
 
 def run(flags: Flags) -> int:
-    """Until told to stop. Returns the exit code."""
+    """Until asked to stop. Returns the exit code."""
+    seed = random.SystemRandom().randrange(2**31) if flags.seed is None else flags.seed
+    servers = Supervisor(
+        [server(flags, number, seed) for number in range(flags.num_servers)],
+        flags.env_timeout_s,
+        timeout_flag="--env_timeout_s",
+        max_failures=None,
+        final_code=CANNOT_WORK,
+    )
+
+    def terminate() -> None:
+        for process in servers.processes:
+            assert isinstance(process, Helper)
+            process.terminate()
+
     with StopRequest() as stop:
-        servers = Servers(flags)
         where = (
             f"dialing {flags.connect}" if flags.connect else f"listening at {flags.address(0)} ..."
         )
@@ -174,7 +124,7 @@ def run(flags: Flags) -> int:
                 servers.poll()
                 time.sleep(POLL_S)
         finally:
-            servers.close()
+            servers.close(terminate, STOP_S)
         return 2 if servers.cannot_work else stop.exit_code
 
 

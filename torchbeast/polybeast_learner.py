@@ -15,38 +15,43 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import libtorchbeast
 import nest
-from libtorchbeast.rpc.security import Address, Limits, Security, server_address
-from libtorchbeast.specs import ROW_FIELDS, Spec
-from torchbeast.core.actor_model import ActorModel
-from torchbeast.core.evaluate import evaluate
+from libtorchbeast.rows import TORCHBEAST_FIELDS, Row, Spec
+from libtorchbeast.rpc.address import Address, server_address
+from libtorchbeast.rpc.gateway_supervisor import GatewaysConfig
+from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.seeding import derive_seed
 from torchbeast.core.file_writer import new_xpid
-from torchbeast.core.flags import TrainingFlags, num_cores, run_command_line
 from torchbeast.core.learner import Batch, Learner
 from torchbeast.core.losses import (
     compute_baseline_loss,
     compute_entropy_loss,
     compute_policy_gradient_loss,
 )
-from torchbeast.core.memory import keep_freed_memory
-from torchbeast.core.seeding import seed_everything
-from torchbeast.core.signals import StopRequest
+from torchbeast.core.settings import Settings, settings_of
 from torchbeast.core.stats import RunningStats
-from torchbeast.core.threads import BusyClock, Threads, set_cpu_threads
-from torchbeast.core.trace import Trace
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, make_model
 from torchbeast.models.net import Net
 from torchbeast.report import log_to_terminal
-from torchbeast.sources import RemoteEnvironments, Source
-from torchbeast.training import UPDATE_S, Run, run_training
+from torchbeast.run.env_sources import RemoteEnvironments, Source
+from torchbeast.run.evaluate import evaluate
+from torchbeast.run.flags import TrainingFlags, num_cores, run_command_line
+from torchbeast.run.signals import StopRequest
+from torchbeast.run.training import UPDATE_S, Run, run_training
+from torchbeast.run.utilization import Stages
+from torchbeast.runtime.actor_model import ActorModel
+from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.runtime.seeding import seed_everything
+from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
+from torchbeast.runtime.trace import Trace
 
 __all__ = [
     "Net",
@@ -66,6 +71,7 @@ POLL_S = 0.1  # how soon the main thread sees a signal, a dead worker, the end
 GOOD_INFERENCE_BATCH = 16  # rows worth waiting a little for: below, weights move, not frames
 INFERENCE_PATIENCE_MS = 5
 MAX_INFERENCE_BATCH = 1024
+OUTPUT_FIELDS = ("action", "policy_logits", "baseline")  # what the agent says at a row
 MAX_DEFAULT_SERVERS = 64  # a server that is not there is asked again now and then
 
 
@@ -75,8 +81,10 @@ class Flags(TrainingFlags, Security):
 
     pipes_basename: str = "unix:/tmp/polybeast"
     """Dial the environment servers at <pipes_basename>.0, .1, ..., if nothing else is said."""
-    num_actors: int | None = None
+    num_servers: int | None = None
     """How many of them to dial; None: all unix sockets that turn up, 64 at most."""
+    num_actors: int | None = None
+    """Groups of environments to play with at most; None: all there are."""
     server_addresses: str = ""
     """Dial these environment servers instead: host:port,host:port,..."""
     listen: str = ""
@@ -87,7 +95,7 @@ class Flags(TrainingFlags, Security):
     """New connections that one host may open to each of them, after a burst."""
 
     env_timeout_s: float = 120.0
-    """Environments that take no step for so long are given up; started anew if they are ours."""
+    """Environments that take no step for so long are given up, and restarted if they are ours."""
 
     num_inference_threads: int = max(1, num_cores() // 8)
     """Threads that run the agent on batches of rows."""
@@ -127,13 +135,27 @@ class Flags(TrainingFlags, Security):
         """Those of `polybeast_env` on this machine, unless environments dial in."""
         if self.listen:
             return []
-        if self.num_actors is None and not Address.parse(self.pipes_basename).path:
+        if self.num_servers is None and not Address.parse(self.pipes_basename).path:
             raise UsageError(
-                f"With --pipes_basename {self.pipes_basename} give --num_actors, the number of "
-                "servers from there on, or name them all with --server_addresses."
+                f"With --pipes_basename {self.pipes_basename} give --num_servers, the number of "
+                "ports from there on, or name them all with --server_addresses."
             )
-        number = self.num_actors or MAX_DEFAULT_SERVERS
+        number = self.num_servers or MAX_DEFAULT_SERVERS
         return [server_address(self.pipes_basename, i) for i in range(number)]
+
+    @property
+    def gateways_config(self) -> GatewaysConfig:
+        """The connections that the flags ask for."""
+        return GatewaysConfig(
+            listen=self.listen_at,
+            server_addresses=self.dial,
+            expects_servers=bool(self.server_addresses or self.num_servers),
+            security=Security.of(self),
+            limits=self.limits,
+            num_gateways=self.num_gateways,
+            max_groups=self.num_actors,
+            rows_per_rollout=self.unroll_length + 1,
+        )
 
     def find_device(self, name: str) -> torch.device:
         """The device behind one of the flags above."""
@@ -145,8 +167,9 @@ class Flags(TrainingFlags, Security):
         super().validate()
         self.require_positive("num_inference_threads", "num_learner_threads", "num_gateways")
         self.require_positive("connections_per_s", "env_timeout_s")
-        if self.num_actors is not None:
-            self.require_positive("num_actors")
+        for name in ("num_actors", "num_servers"):
+            if getattr(self, name) is not None:
+                self.require_positive(name)
         try:
             for address in self.dial:
                 self.check_dialing(address)
@@ -191,19 +214,35 @@ def inference(
     with torch.inference_mode(), own_stream(device):
         for batch in clock.watch(inference_batcher):
             try:
-                row, agent_state = to_device(batch.get_inputs(), device)
+                received, agent_state = to_device(batch.get_inputs(), device)
+                row = as_row(received)
                 with use(model) as (net, version):
-                    output, agent_state = net(dict(zip(ROW_FIELDS, row, strict=False)), agent_state)
-                    if isinstance(model, ActorModel) or isinstance(output, dict):
-                        output = as_output(output)
-                        versions = torch.full(output["action"].shape, version, dtype=torch.int64)
-                        output = (output["action"], output["policy_logits"], versions)
-                    answer = to_device((output, agent_state), torch.device("cpu"))  # and waits
+                    output, agent_state = net(row, agent_state)
+                    answer = as_answer(output, version, as_dict=isinstance(received, dict))
+                    answer = to_device((answer, agent_state), torch.device("cpu"))  # and waits
                 batch.set_outputs(answer)
             except Exception as error:
                 batch.set_exception(error)
                 raise
-            clock.note(inference_batch_size=row[1].shape[1])
+            clock.note(inference_batch_size=row["reward"].shape[1])
+
+
+def as_row(row: Any) -> Row:
+    """Our dict of a row or of rows; code for TorchBeast has a tuple of five fields instead."""
+    row = dict(row if isinstance(row, dict) else zip(TORCHBEAST_FIELDS, row, strict=True))
+    row["done"] = row["done"].bool()
+    row["truncated"] = row.get("truncated", torch.zeros_like(row["done"])).bool()
+    return row
+
+
+def as_answer(output: Any, version: int, as_dict: bool) -> Any:
+    """What an agent says to a row: our dict to a dict, TorchBeast's tuple to a tuple."""
+    if not as_dict:
+        is_tuple = not isinstance(output, dict)
+        return output if is_tuple else tuple(output[name] for name in OUTPUT_FIELDS)
+    output = as_output(output)
+    answer = {name: output[name] for name in OUTPUT_FIELDS}
+    return {**answer, "version": torch.full(answer["action"].shape[:2], version)}
 
 
 @contextmanager
@@ -229,53 +268,51 @@ def learn(
     stats: dict[str, Any],
     plogger: Any = None,
     lock: threading.Lock = threading.Lock(),  # noqa: B008 (one for all threads, as it should be)
+    *,
+    learner: Learner | None = None,
 ) -> None:
-    """Learn until the queue is closed, with a model and an optimizer of one's own.
+    """Learn until the queue is closed or training is finished. The target of learner threads.
 
-    After each batch the weights are copied to `actor_model`, `stats` is filled, and logged with
-    `plogger.log(stats)`.
+    After each update the weights are copied to `actor_model`, `stats` is filled, and logged with
+    `plogger.log(stats)`. `train` gives the `learner` that has the model, the optimizer and all
+    else; its own `stats` are what it shows: figures of yours go there with `observe`.
     """
-    flags = _with_defaults(flags)
-    learner = Learner(model, flags, _device_of(flags, "learner_device"), optimizer, scheduler)
+    if learner is None:
+        # Threads of code for TorchBeast share the lock and the stats, and so their counts.
+        counts, device = RunningStats(stats), _device_of(flags, "learner_device")
+        settings = _settings_of(flags)
+        learner = Learner(model, settings, device, optimizer, scheduler, lock=lock, stats=counts)
+    figures = learner.stats
 
-    def update(rows: Any, outputs: Any, agent_state: Any) -> None:
-        with lock:
-            # Other threads count in the same stats.
-            for name in ("step", "updates", "episodes"):
-                setattr(learner.stats, name, stats.get(name, 0))
-            learner.step(as_batch(rows, outputs, learner.version), agent_state)
-            if isinstance(actor_model, ActorModel):
-                actor_model.publish(model, learner.version)
-            else:
-                actor_model.load_state_dict(model.state_dict())
-            stats.update(learner.stats.summary())
-            if hasattr(learner_queue, "size"):
-                stats["learner_queue_size"] = learner_queue.size()
-            if plogger is not None:
-                plogger.log(stats)
+    def publish(model: nn.Module, version: int) -> None:
+        if isinstance(actor_model, ActorModel):
+            actor_model.publish(model, version)
+        else:
+            actor_model.load_state_dict(model.state_dict())
+        stats.update(figures.latest())
+        if hasattr(learner_queue, "size"):
+            stats["learner_queue_size"] = learner_queue.size()
+        if plogger is not None:
+            plogger.log(stats)
 
-    learn_from(learner_queue, learner, update)
-
-
-def learn_from(
-    learner_queue: Iterable[Any], learner: Learner, update: Callable[[Any, Any, Any], None]
-) -> None:
-    """Take batches from the queue and update. One thread fetches while another learns."""
-    clock = BusyClock("learner", learner.stats)
+    clock = BusyClock("learner", figures)
     with own_stream(learner.device):
-        for rollouts in clock.watch(learner_queue):
+        for rollouts in clock.watch(learner_queue):  # one thread fetches while another learns
             (rows, outputs), agent_state = to_device(rollouts, learner.device)
-            update(rows, outputs, agent_state)
+            if not learner.update(as_batch(rows, outputs), agent_state, publish):
+                return
             clock.note()
 
 
-def as_batch(rows: tuple[Any, ...], outputs: tuple[Tensor, ...], version: int) -> Batch:
+def as_batch(rows: Any, outputs: Any) -> Batch:
     """What the learner learns from. Output t led to row t, so that the first is of no use."""
-    batch: Batch = dict(zip(ROW_FIELDS, rows, strict=False))
-    batch.setdefault("truncated", torch.zeros_like(batch["done"]))
-    batch["action"], batch["policy_logits"] = outputs[0][1:], outputs[1][1:]
-    versioned = len(outputs) > 2 and outputs[2].dtype == torch.int64
-    batch["version"] = outputs[2][1:] if versioned else torch.full_like(batch["action"], version)
+    if not isinstance(outputs, dict):
+        outputs = dict(zip(OUTPUT_FIELDS, outputs, strict=False))
+    batch: Batch = as_row(rows)
+    batch["action"] = outputs["action"][1:].long()
+    batch["policy_logits"] = outputs["policy_logits"][1:]
+    if "version" in outputs:
+        batch["version"] = outputs["version"][1:]
     return batch
 
 
@@ -303,17 +340,9 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
         with torch.random.fork_rng():  # whoever comes first, the seed's weights are the same
             build_model(flags, spec, num_actions)
 
-    return RemoteEnvironments(
-        flags.env_options,
-        flags.listen_at,
-        flags.dial,
-        Security.of(flags),
-        stop,
-        flags.num_gateways,
-        flags.limits,
-        rows_per_rollout=flags.unroll_length + 1,
-        check_model=try_model,
-    )
+    source = RemoteEnvironments(flags.env_options, flags.gateways_config, try_model)
+    source.open(stop)
+    return source
 
 
 def build_model(flags: Flags, spec: Spec, num_actions: int) -> nn.Module:
@@ -323,7 +352,7 @@ def build_model(flags: Flags, spec: Spec, num_actions: int) -> nn.Module:
 
 
 def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open_source) -> int:
-    """Train until `total_steps`, or until told to stop. Returns the exit code."""
+    """Train until `total_steps`, or until a signal asks to stop. Returns the exit code."""
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
     seed_everything(flags.seed)
@@ -373,23 +402,31 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         inference_batcher=inference_batcher,
         initial_agent_state=initial_state,
     )
-    device = flags.find_device(flags.actor_device)
-    actor_model = ActorModel(learner.model, device, learner.version, flags.compile)
-    finished = threading.Event()
-
-    def update(rows: Any, outputs: Any, agent_state: Any) -> None:
-        with learner.lock:
-            if finished.is_set():
-                return
-            learner.step(as_batch(rows, outputs, learner.version), agent_state)
-            actor_model.publish(learner.model, learner.version)
-            if learner.stats.step >= flags.total_steps:
-                finished.set()
+    actor_model = ActorModel(
+        learner.model,
+        flags.find_device(flags.actor_device),
+        learner.version,
+        flags.compile,
+        num_users=flags.num_inference_threads,
+    )
+    if learner.device.type == "cuda" or flags.find_device(flags.actor_device).type == "cuda":
+        # Weights and the optimizer's state were made here; the threads have streams of their own.
+        torch.cuda.synchronize()
+    finished = learner.finished
 
     def run_learner() -> None:
         set_cpu_threads(flags.learner_cpu_threads)
         torch.set_flush_denormal(True)  # means of squares of weights that are never used
-        learn_from(learner_queue, learner, update)
+        learn(
+            flags,
+            learner_queue,
+            learner.model,
+            actor_model,
+            learner.optimizer,
+            learner.scheduler,
+            stats={},
+            learner=learner,
+        )
 
     def run_inference() -> None:
         set_cpu_threads(1)
@@ -405,8 +442,8 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
     first_version = learner.version
     try:
         # After a resume the environments must not live through the same episodes again.
-        source.start(pool, first_seed=flags.seed + 1_000_003 * learner.version)
-        while not finished.is_set() and not run.told_to_stop:
+        source.start(pool, derive_seed(flags.seed, learner.version))
+        while not finished.is_set() and not run.stop_requested:
             source.poll()
             stages.look()
             if trace is not None and learner.version > first_version:
@@ -423,41 +460,6 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         with ExitStack() as stack:  # all of them end, whatever one may raise
             for group in threads:
                 stack.callback(group.join, UPDATE_S)
-
-
-class Stages:
-    """How the stages between environments and learner fare, for the logs."""
-
-    def __init__(
-        self, stats: RunningStats, pool: libtorchbeast.ActorPool, learner_queue: Any, batcher: Any
-    ) -> None:
-        self._stats = stats
-        self._pool = pool
-        self._learner_queue = learner_queue
-        self._batcher = batcher
-        self._before = pool.counts()
-        self._padded = 0
-
-    def look(self) -> None:
-        counts = self._pool.counts()
-        waits = {
-            f"actors_wait_for_{who}": counts[f"seconds_for_{who}"]
-            - self._before[f"seconds_for_{who}"]
-            for who in ("environments", "agent", "learner")
-        }
-        self._before = counts
-        total = sum(waits.values())  # 0 if no wait has ended since the last look
-        self._stats.observe(
-            {
-                "learner_queue_size": self._learner_queue.size(),
-                "inference_queue_size": self._batcher.size(),
-                "num_actors": self._pool.num_actors(),
-                **{name: seconds / total for name, seconds in waits.items() if total > 0},
-            }
-        )
-        padded = int(counts["padded_rollouts"])
-        self._stats.count("padded_rollouts", padded - self._padded)
-        self._padded = padded
 
 
 def test(flags: Flags) -> int:
@@ -478,12 +480,12 @@ def _device_of(flags: Any, name: str) -> torch.device:
     return torch.device(getattr(flags, name, "cpu"))
 
 
-def _with_defaults(flags: Any) -> Any:
+def _settings_of(flags: Any) -> Settings:
     """Flags of code for TorchBeast know less than ours; what they lack is as it was there."""
-    if isinstance(flags, TrainingFlags):
+    if isinstance(flags, Settings):
         return flags
-    ours = dataclasses.asdict(TrainingFlags(vtrace_lambda=1.0))
-    return SimpleNamespace(**{**ours, **vars(flags)})
+    # Such code ends training itself, by closing the queue.
+    return dataclasses.replace(settings_of(flags, vtrace_lambda=1.0), total_steps=sys.maxsize)
 
 
 if __name__ == "__main__":

@@ -281,8 +281,10 @@ void bind_actor_pool(nb::module_& m) {
             without_gil([&] { self.add_lane(std::move(lane)); });
           },
           "turn"_a, "row"_a, "action"_a, "bell_fd"_a = nb::none(),
-          "Start an actor for a lane of arrays [1, K, ...]. The bell is rung when the turn goes\n"
-          "to the environments; the descriptor is copied.")
+          "Start an actor for a lane of arrays [1, K, ...]. The row is a dict, or a tuple for "
+          "code\n"
+          "written for TorchBeast; agent and learner get the same. The bell is rung when the turn\n"
+          "goes to the environments; the descriptor is copied.")
       .def(
           "run",
           [](PythonActorPool& self) {
@@ -311,7 +313,8 @@ void bind_actor_pool(nb::module_& m) {
             result["seconds_for_learner"] = 1e-9 * counts.ns_for_learner.load();
             return result;
           },
-          "What the actors did, and how long they waited for whom, summed over all of them.");
+          "What the actors did, and how long they waited for whom, summed over all of them. Steps\n"
+          "and rollouts are those of single environments.");
 }
 
 }  // namespace

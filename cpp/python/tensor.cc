@@ -1,5 +1,7 @@
 #include "tensor.h"
 
+#include <dlpack/dlpack.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -7,7 +9,6 @@
 #include <string>
 
 #include "containers.h"
-#include "dlpack.h"
 #include "references.h"
 
 namespace nb = nanobind;
@@ -17,12 +18,20 @@ namespace {
 
 [[noreturn]] void raise_python_error() { throw nb::python_error(); }
 
+// Of the tables of functions that PyTorch offers, newest first, the one whose layout we know.
+const DLPackExchangeAPI* our_version_of(const DLPackExchangeAPIHeader* header) {
+  while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) {
+    header = header->prev_api;
+  }
+  return reinterpret_cast<const DLPackExchangeAPI*>(header);  // Which the header begins.
+}
+
 // What we need of PyTorch; looked up once, never freed.
 struct Torch {
   PyTypeObject* tensor_type;
   nb::object from_dlpack;
   nb::object strided;
-  const dlpack::ExchangeApi* exchange = nullptr;  // Null before PyTorch 2.10.
+  const DLPackExchangeAPI* exchange = nullptr;  // Null before PyTorch 2.10.
 
   Torch() {
     nb::object torch = nb::module_::import_("torch");
@@ -33,10 +42,7 @@ struct Torch {
       nb::object capsule = type.attr("__dlpack_c_exchange_api__");
       const void* table = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
       if (table == nullptr) raise_python_error();
-      exchange = static_cast<const dlpack::ExchangeApi*>(table);
-      while (exchange && exchange->version.major != dlpack::kMajorVersion) {
-        exchange = exchange->previous;
-      }
+      exchange = our_version_of(static_cast<const DLPackExchangeAPIHeader*>(table));
     }
     tensor_type = reinterpret_cast<PyTypeObject*>(type.release().ptr());
   }
@@ -126,11 +132,11 @@ Array adopt(Managed* managed) {
       if (tensor->deleter != nullptr) tensor->deleter(tensor);
     });
   });
-  const dlpack::Tensor& tensor = managed->tensor;
-  if (tensor.device.device_type != dlpack::kCpu && tensor.device.device_type != dlpack::kCudaHost) {
+  const DLTensor& tensor = managed->dl_tensor;
+  const DLDeviceType device = tensor.device.device_type;
+  if (device != kDLCPU && device != kDLCUDAHost) {  // The latter is pinned memory of the host.
     throw std::invalid_argument("Tensors must live on the CPU, got one on DLPack device type " +
-                                std::to_string(tensor.device.device_type) +
-                                "; copy it to the host first.");
+                                std::to_string(device) + "; copy it to the host first.");
   }
   Array array;
   array.dtype = {tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes};
@@ -150,19 +156,21 @@ Array from_dlpack_capsule(nb::handle object) {
   void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
   if (pointer == nullptr) raise_python_error();
   if (PyCapsule_SetName(capsule.ptr(), "used_dltensor") != 0) raise_python_error();
-  return adopt(static_cast<dlpack::ManagedTensor*>(pointer));
+  return adopt(static_cast<DLManagedTensor*>(pointer));
 }
 
 Array from_tensor(nb::handle tensor) {
   check_tensor(tensor);
-  const dlpack::ExchangeApi* exchange = torch().exchange;
+  const DLPackExchangeAPI* exchange = torch().exchange;
   // A subclass may have its own idea of what its elements are; only its own method knows.
   if (exchange == nullptr || Py_TYPE(tensor.ptr()) != torch().tensor_type) {
     const bool is_lazy = is_negated(tensor) || is_conjugated(tensor);
     return from_dlpack_capsule(is_lazy ? resolve(tensor) : nb::borrow(tensor));
   }
-  dlpack::VersionedTensor* managed = nullptr;
-  if (exchange->from_python(tensor.ptr(), &managed) != 0) raise_python_error();
+  DLManagedTensorVersioned* managed = nullptr;
+  if (exchange->managed_tensor_from_py_object_no_sync(tensor.ptr(), &managed) != 0) {
+    raise_python_error();
+  }
   Array array = adopt(managed);
   const bool is_complex = array.dtype.code == kComplex;
   const bool is_lazy = (is_complex && is_conjugated(tensor)) ||
@@ -216,36 +224,38 @@ Array from_buffer(nb::handle object) {
 template <typename Managed>
 struct Lease {
   explicit Lease(const Array& source) : array(source) {
-    managed.tensor = {array.data,
-                      {dlpack::kCpu, 0},
-                      static_cast<std::int32_t>(array.ndim()),
-                      {array.dtype.code, array.dtype.bits, array.dtype.lanes},
-                      array.shape.data(),
-                      array.strides.data(),
-                      0};
-    managed.context = this;
-    managed.deleter = [](Managed* m) { delete static_cast<Lease*>(m->context); };
+    managed.dl_tensor = {array.data,
+                         {kDLCPU, 0},
+                         static_cast<std::int32_t>(array.ndim()),
+                         {array.dtype.code, array.dtype.bits, array.dtype.lanes},
+                         array.shape.data(),
+                         array.strides.data(),
+                         0};
+    managed.manager_ctx = this;
+    managed.deleter = [](Managed* m) { delete static_cast<Lease*>(m->manager_ctx); };
   }
 
   Array array;
   Managed managed{};
 };
 
-nb::object to_torch_by_exchange(const Array& array, const dlpack::ExchangeApi& exchange) {
-  auto lease = std::make_unique<Lease<dlpack::VersionedTensor>>(array);
-  lease->managed.version = {dlpack::kMajorVersion, 0};
+nb::object to_torch_by_exchange(const Array& array, const DLPackExchangeAPI& exchange) {
+  auto lease = std::make_unique<Lease<DLManagedTensorVersioned>>(array);
+  lease->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
   void* object = nullptr;
-  if (exchange.to_python(&lease->managed, &object) != 0) raise_python_error();
+  if (exchange.managed_tensor_to_py_object_no_sync(&lease->managed, &object) != 0) {
+    raise_python_error();
+  }
   lease.release();  // The tensor has it now.
   return nb::steal(static_cast<PyObject*>(object));
 }
 
 nb::object to_torch_by_capsule(const Array& array) {
-  auto lease = std::make_unique<Lease<dlpack::ManagedTensor>>(array);
+  auto lease = std::make_unique<Lease<DLManagedTensor>>(array);
   PyObject* capsule = PyCapsule_New(&lease->managed, "dltensor", [](PyObject* self) {
     // Renamed by whoever took the tensor; otherwise nobody did.
     if (PyCapsule_IsValid(self, "dltensor") == 0) return;
-    auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
+    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
     managed->deleter(managed);
   });
   if (capsule == nullptr) raise_python_error();
@@ -281,7 +291,7 @@ nb::object array_to_torch(const Array& array) {
   for (const std::int64_t stride : array.strides) {
     if (stride < 0) return array_to_torch(without_negative_strides(array));
   }
-  const dlpack::ExchangeApi* exchange = torch().exchange;
+  const DLPackExchangeAPI* exchange = torch().exchange;
   return exchange != nullptr ? to_torch_by_exchange(array, *exchange) : to_torch_by_capsule(array);
 }
 

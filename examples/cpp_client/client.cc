@@ -184,8 +184,8 @@ void Client::pause() {
 }
 
 void Client::tell(const std::string& text) {
-  if (text != told_) {  // Once, however often it is tried.
-    told_ = text;
+  if (text != logged_) {  // Once, however often it is tried.
+    logged_ = text;
     std::cerr << "[walk_client] " << text << std::endl;
   }
 }

@@ -26,7 +26,7 @@ struct Options {
   std::string tls_server_name;
 };
 
-// What is played. `step` may throw: the learner is told, and `run` passes it on.
+// What is played. `step` may throw: the learner hears of it, and `run` passes it on.
 struct Player {
   torchbeast::v1::EnvironmentMessage hello;
   std::function<torchbeast::v1::EnvironmentMessage()> first_step;
@@ -35,7 +35,7 @@ struct Player {
       step;
 };
 
-// The learner does not want these environments: something is to be mended first.
+// The learner does not want these environments: something is to be corrected first.
 class Refused : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -75,7 +75,7 @@ class Client {
   std::optional<Clock::time_point> deadline_;
   std::chrono::duration<double> pause_{kFirstPauseSeconds};
   std::mt19937 random_{std::random_device{}()};
-  std::string told_;
+  std::string logged_;
   std::uint64_t num_steps_ = 0;
 
   static constexpr double kFirstPauseSeconds = 0.1;

@@ -17,7 +17,7 @@ const MAX_MESSAGE_BYTES = 64 * 1024 * 1024;
 const KEEPALIVE_MS = 10_000;
 const MAX_FAILURE_TEXT = 10_000;
 
-// After these there is something to mend before it makes sense to dial again.
+// After these there is something to correct before it makes sense to dial again.
 const PERMANENT = new Set([
   grpc.status.INVALID_ARGUMENT,
   grpc.status.FAILED_PRECONDITION,
@@ -28,7 +28,7 @@ const PERMANENT = new Set([
 const definition = protoLoader.loadSync(PROTO, { keepCase: true, defaults: true, oneofs: true });
 const { Learner } = grpc.loadPackageDefinition(definition).torchbeast.v1;
 
-/** The learner does not want these environments: something is to be mended first. */
+/** The learner does not want these environments: something is to be corrected first. */
 export class Refused extends Error {}
 
 class LearnerGone extends Error {}
@@ -108,7 +108,7 @@ export class Client {
     this.stopping = new AbortController();
     this.connection = null;
     this.pauseMs = FIRST_PAUSE_MS;
-    this.told = "";
+    this.logged = "";
     this.numSteps = 0;
   }
 
@@ -173,8 +173,8 @@ export class Client {
   }
 
   #tell(text) {
-    if (text !== this.told) {
-      this.told = text; // once, however often it is tried
+    if (text !== this.logged) {
+      this.logged = text; // once, however often it is tried
       console.error(`[balance] ${text}`);
     }
   }

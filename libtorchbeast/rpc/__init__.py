@@ -1,7 +1,6 @@
-"""Environments on other machines: gRPC streams that end in lanes.
+"""Environments on other machines, or in other languages: gRPC both ways.
 
-    environments ── env.proto ──► gateway (a process) ── lanes ──► actors in the learner's process
-
-Who dials whom is free: `server.py` has environments that listen, `client.py` and `connect.py` such
-that dial in. `gateway.py` is the learner's end of all of them, and `gateways.py` what starts it.
+`env.proto` is the protocol. Who dials whom is free: `env_server.py` has environments that listen,
+`env_client.py` and `simulator.py` such that dial in. `gateway.py` is the learner's end of all of
+them, and `gateway_supervisor.py` what starts it.
 """

@@ -1,173 +1,146 @@
-"""A gateway: a process in which gRPC streams end and lanes begin.
+"""A gateway: a process in which connections from outside end and lanes begin.
 
     environments ── gRPC ──► gateway ── lanes ──► actors in the learner's process
+    hosts of this machine ── unix socket ──► gateway: hands a lane over, and is out of the way
 
-Started by `Gateways` (gateways.py) as `python -m libtorchbeast.rpc.gateway CONFIG`. Everything that
-comes from outside is read and checked here; the learner's process sees rows of numbers only. One
-event loop serves all streams: in a trial, a thread for each of 256 streams was less than half as
-fast, and some streams got nearly a hundred times as many turns as others.
+Started by `Gateways` (gateway_supervisor.py) as `python -m libtorchbeast.rpc.gateway CONFIG`.
+Everything that comes from other machines is read and checked here; the learner's process sees rows
+of numbers only. Who is handed a lane is a process of the same user, and writes to it directly.
+
+One event loop serves all streams: in a trial, a thread for each of 256 streams was less than half
+as fast, and some got nearly a hundred times as many turns as others.
 """
 
 import asyncio
+import contextlib
 import itertools
-import random
+import json
+import logging
+import os
 import socket
 import sys
-import time
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 import nest
-from libtorchbeast.lanes import AGENT, ENVIRONMENT, Lane, LaneClosed, allow_descriptors
-from libtorchbeast.rpc.control import ControlSocket
-from libtorchbeast.rpc.exchange import Read, Write, exchange
+from libtorchbeast.helper_process import SupervisorLine
+from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.rpc.address import Address, dial_unix, is_ours, listen_unix, speaks_http2
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
-from libtorchbeast.rpc.lane_pool import LanePool, learner_is_ending
-from libtorchbeast.rpc.messages import (
-    ENVIRONMENTS_METHOD,
-    LEARNER_METHOD,
+from libtorchbeast.rpc.grpc_relay import private_address, relay
+from libtorchbeast.rpc.grpc_streams import (
+    INTRODUCE,
+    READ,
+    STEP,
+    Read,
+    Watched,
+    Write,
+    watch,
+    watched,
+)
+from libtorchbeast.rpc.handshake import (
+    MAX_TEXT,
     EnvironmentFailed,
     Greeting,
     Hello,
     Refused,
+    check_token,
+    hello_from_json,
+    learner_is_ending,
+    printable,
+    printable_lines,
+    status_text,
+)
+from libtorchbeast.rpc.lane_handover import Host, Stall, raise_said, until_readable
+from libtorchbeast.rpc.lane_pool import LanePool
+from libtorchbeast.rpc.limits import Admission, server_options
+from libtorchbeast.rpc.messages import (
+    ENVIRONMENTS_METHOD,
+    LEARNER_METHOD,
     decode_answer,
     decode_hello,
     encode_greeting,
-    printable,
-    status_text,
-)
-from libtorchbeast.rpc.security import (
-    Address,
-    ConnectionRate,
-    Limits,
-    Security,
-    Strangers,
-    check_token,
-    is_ours,
-    server_options,
 )
 from libtorchbeast.rpc.steps import StepReader, encode_actions
-from libtorchbeast.worker import exit_if_orphaned, set_up_process
+from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed, allow_descriptors
+from libtorchbeast.supervisor import BackOff, RepeatFilter
 
-WATCH_S = 0.5  # how often streams are looked at for what takes too long
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0  # between two calls of an address
 LOOK_FOR_SOCKET_S = 0.5
-SAME_TEXT_S = 60.0  # the same sentence is told once in so long
-MAX_TEXTS = 100  # different ones, in so long
-MAX_STRANGERS_TEXTS = 10  # of those who have not shown a token
+MAX_PAUSE_S = 5.0  # between two calls of an address
+MAX_REASON = 200  # characters, of why nobody is there
+MAX_UNAUTHENTICATED_TEXTS = 10  # a minute, of those who have not shown a token
 STOP_S = 1.0
-
-# What an other end must do in time.
-INTRODUCE, STEP, READ = "introduced itself", "taken a step", "read its actions"
-
-
-@dataclass(eq=False)
-class Stream:
-    """One stream, as its watchers see it."""
-
-    peer: str
-    task: asyncio.Task[Any] | None = None
-    deadlines: dict[str, float] = field(default_factory=dict)  # of what is expected
-    ended_by: Refused | None = None
-    num_steps: int = 0
-
-    def expect(self, what: str, seconds: float) -> None:
-        """The other end must do this in time."""
-        self.deadlines[what] = time.monotonic() + seconds
-
-    def has_done(self, what: str) -> None:
-        self.deadlines.pop(what, None)
-
-    def end(self, why: Refused) -> None:
-        if self.ended_by is None and self.task is not None:
-            self.ended_by = why
-            self.task.cancel()
-
-
-class Texts:
-    """What is told to the learner's log: not the same again and again, and not too much."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._told: dict[str, float] = {}
-
-    def take(self, text: str) -> bool:
-        """Whether to tell this."""
-        now = time.monotonic()
-        self._told = {text: at for text, at in self._told.items() if now - at < SAME_TEXT_S}
-        if text in self._told or len(self._told) >= self._most:
-            return False
-        self._told[text] = now
-        return True
 
 
 class Gateway:
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, line: SupervisorLine) -> None:
         self._config = config
-        self._security = Security.from_json(config.security)
-        self._limits = Limits(**config.limits)
-        self._token = self._security.read_token()
-        self._control = ControlSocket(socket.socket(fileno=config.control_fd))
-        self._lanes = LanePool(config.bell_fd, lambda **wish: self._tell("lane", **wish))
-        self._rate = ConnectionRate(self._limits)
-        self._streams: set[Stream] = set()
+        self._line = line
+        self._security = config.make_security()
+        self._limits = config.make_limits()
+        self._learner = JsonSocket(socket.socket(fileno=config.control_fd))
+        self._lanes = LanePool(config.bell_fd, lambda **request: self._send("lane", **request))
+        self._admission = Admission(self._limits)
+        self._streams: set[Watched] = set()
         self._callers: dict[str, list[asyncio.Task[None]]] = {}  # of each address that is dialled
-        self._texts = Texts(MAX_TEXTS)
-        self._strangers = Strangers(self._limits)
-        self._strangers_texts = Texts(MAX_STRANGERS_TEXTS)
+        self._waiting: dict[str, str] = {}  # addresses without a stream, and why
+        self._hands_over_no_lanes: set[str] = set()  # of the unix sockets that are dialled
+        self._texts = RepeatFilter()
+        self._unauthenticated_texts = RepeatFilter(MAX_UNAUTHENTICATED_TEXTS)
         self._stopped = asyncio.Event()
         self._num_playing = 0
 
     async def run(self) -> None:
         """Until the learner says so, or is gone."""
-        server = None
-        try:
-            if self._config.listen:
-                server, addresses = await self._listen()
-                self._tell("ready", addresses=addresses)
-            else:
-                self._tell("ready", addresses=[])
-        except (OSError, ValueError, RuntimeError) as error:
-            self._tell("failed", text=str(error))
-            return
-        self._lanes.start()
-        asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
-        watch = asyncio.create_task(self._watch())
-        for address in self._config.dial:
-            self._have_callers(address, 1)
-        await self._stopped.wait()
-        for stream in list(self._streams):
-            stream.end(learner_is_ending())
-        for task in [watch, *itertools.chain(*self._callers.values())]:
-            task.cancel()
-        if server is not None:
-            await server.stop(STOP_S)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                addresses = [
+                    await stack.enter_async_context(self._listen(a)) for a in self._config.listen
+                ]
+            except (OSError, ValueError, RuntimeError) as error:
+                self._send("failed", text=str(error))
+                return
+            self._send("ready", addresses=addresses)
+            self._lanes.start()
+            asyncio.get_running_loop().add_reader(self._learner.fileno(), self._hear)
+            watcher = asyncio.create_task(watch(self._streams, self._line.look_around))
+            for address in self._config.dial:
+                self._have_callers(address, 1)
+            await self._stopped.wait()
+            for stream in list(self._streams):
+                stream.end(learner_is_ending())
+            for task in [watcher, *itertools.chain(*self._callers.values())]:
+                task.cancel()
         self._lanes.stop()
 
     # The learner.
 
-    def _tell(self, kind: str, **values: Any) -> None:
+    def _send(self, kind: str, **values: Any) -> None:
+        if "text" in values:  # somebody else's words
+            values["text"] = values["text"][-MAX_TEXT:]
         try:
-            self._control.send(kind, **values)
+            self._learner.send(kind, **values)
         except OSError:
             self._stopped.set()
 
     def _report(self, text: str, peer: str, kind: str = "warning") -> None:
         """To the learner's log."""
-        if self._texts.take(text):
-            self._tell(kind, text=text, peer=peer)
+        shown = self._texts.take(text)
+        if shown is not None:
+            self._send(kind, text=shown, peer=peer)
 
     def _hear(self) -> None:
         try:
-            for message in self._control.receive():
+            while (message := self._learner.next()) is not None:
                 kind = message["kind"]
                 if kind == "lane":
                     names = ("id", "fd", "spec", "num_actions", "num_envs")
-                    self._lanes.grant(**{name: message[name] for name in names})
+                    if not self._lanes.grant(**{name: message[name] for name in names}):
+                        self._send("lost", id=message["id"])
                 elif kind == "refuse":
                     self._lanes.refuse(message["id"], message["code"], message["text"])
                 else:
@@ -176,57 +149,53 @@ class Gateway:
         except EOFError:
             self._stopped.set()
 
-    async def _watch(self) -> None:
-        """End streams that let us wait too long, and this process with its parent."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            exit_if_orphaned(self._config.parent)
-            self._tell("alive")
-            now = time.monotonic()
-            for stream in list(self._streams):
-                for what, deadline in stream.deadlines.items():
-                    if deadline < now:
-                        text = f"The other end has not {what} in time."
-                        stream.end(Refused("DEADLINE_EXCEEDED", text))
+    @contextlib.contextmanager
+    def _playing(self, hello: Hello, peer: str) -> Any:
+        self._waiting.pop(peer, None)
+        self._num_playing += 1
+        self._send_counts()
+        self._report(f"{hello.name} joined, {hello.num_envs} in a stream.", peer, "info")
+        try:
+            yield
+        finally:
+            self._num_playing -= 1
+            self._send_counts()
+
+    def _send_counts(self) -> None:
+        self._send("streams", number=self._num_playing, waiting=self._waiting)
+
+    def _greeting(self, token: str = "") -> Greeting:
+        return Greeting("learner", token, self._config.knows_truncation)
 
     # Streams.
 
-    async def _play(self, stream: Stream, hello: Hello, read: Read, write: Write,
+    async def _play(self, stream: Watched, hello: Hello, read: Read, write: Write,
                     accept: bytes | None) -> None:  # fmt: skip
         """Carry rows and actions until the environments leave."""
         stream.has_done(INTRODUCE)
         lane = await self._lanes.acquire(hello)
-        self._num_playing += 1
-        self._tell("streams", number=self._num_playing)
-        self._report(f"{hello.name} joined, {hello.num_envs} in a stream.", stream.peer, "info")
-
-        async def send(data: bytes) -> None:
-            stream.expect(READ, self._limits.write_s)
-            await write(data)
-            stream.has_done(READ)
-            stream.expect(STEP, self._limits.step_s)
-
         try:
-            if accept is not None:
-                await send(accept)
-            await self._carry(stream, lane, read, send)
+            with self._playing(hello, stream.peer):
+                if accept is not None:
+                    await write(accept)
+                await self._carry(stream, lane, read, write)
         except LaneClosed as error:
             raise learner_is_ending() from error
         finally:
             self._lanes.release(lane)
-            self._num_playing -= 1
-            self._tell("streams", number=self._num_playing)
 
-    async def _carry(self, stream: Stream, lane: Lane, read: Read, write: Write) -> None:
+    async def _carry(self, stream: Watched, lane: Lane, read: Read, write: Write) -> None:
         reader = StepReader(lane.spec, lane.num_envs, lane.rows)
         actions = nest.flatten(lane.actions)
-        last_actions = nest.flatten(lane.rows[-1])
+        last_actions = nest.flatten(lane.rows["last_action"])
         for last in last_actions:
             last[...] = 0
-        stream.expect(STEP, self._limits.step_s)
-        data = await read()
-        while data is not grpc.aio.EOF:
+        while True:
+            stream.expect(STEP, self._limits.step_s)
+            data = await read()
             stream.has_done(STEP)
+            if data is grpc.aio.EOF:
+                return
             reader.read(data)
             lane.send_rows()
             if await self._lanes.wait_while(lane, AGENT) != ENVIRONMENT:
@@ -234,11 +203,58 @@ class Gateway:
             for last, action in zip(last_actions, actions, strict=True):
                 last[...] = action
             stream.num_steps += 1
-            data = await exchange(read, write, encode_actions(lane.actions))
+            stream.expect(READ, self._limits.write_s)
+            await write(encode_actions(lane.actions))
+            stream.has_done(READ)
+
+    # Lanes of hosts of this machine.
+
+    async def _hand_over(self, stream: Watched, hello: Hello, host: Host) -> None:
+        """Give the host a lane, and stay until it leaves."""
+        stream.has_done(INTRODUCE)
+        lane = await self._lanes.acquire_to_hand_over(hello)
+        try:
+            with self._playing(hello, stream.peer):
+                host.send("lane", fd=lane.fd, num_envs=lane.num_envs)
+                lane.release()
+                stall = Stall(lane)
+                while True:
+                    message = await host.next(timeout_s=LOOK_FOR_SOCKET_S)
+                    if message is not None:
+                        raise_said(message)
+                    if stall.lasts_s() > self._limits.step_s:
+                        text = f"The other end has not {STEP} in time."
+                        raise Refused("DEADLINE_EXCEEDED", text)
+        except EOFError:
+            pass  # it left
+        finally:
+            stream.num_steps = lane.num_passes
+            self._lanes.retire(lane)
 
     # Environments that dial in.
 
-    async def _listen(self) -> tuple[Any, list[str]]:
+    @contextlib.asynccontextmanager
+    async def _listen(self, address: str) -> AsyncIterator[str]:
+        """Listen at an address; yields it, with its port."""
+        if not Address.parse(address).path:
+            async with self._listen_for_streams(address) as bound:
+                yield bound
+            return
+        self._security.check_listening(address)
+        with private_address() as behind:
+            async with self._listen_for_streams(behind):
+                listener = listen_unix(address)
+                task = asyncio.create_task(self._accept(listener, behind))
+                try:
+                    yield address
+                finally:
+                    task.cancel()
+                    listener.close()
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(Address.parse(address).path)
+
+    @contextlib.asynccontextmanager
+    async def _listen_for_streams(self, address: str) -> AsyncIterator[str]:
         server = grpc.aio.server(
             options=server_options(self._limits, self._config.share_port),
             maximum_concurrent_rpcs=2 * self._limits.max_streams,
@@ -248,61 +264,108 @@ class Gateway:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
-        addresses = [self._security.add_port(server, address) for address in self._config.listen]
+        bound = self._security.add_port(server, address)
         await server.start()
-        return server, addresses
+        try:
+            yield bound
+        finally:
+            await server.stop(STOP_S)
+
+    async def _accept(self, listener: socket.socket, behind: str) -> None:
+        tasks: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # who called has left, or no descriptor is left
+                await asyncio.sleep(LOOK_FOR_SOCKET_S)
+                continue
+            task = asyncio.create_task(self._welcome(connection, behind))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _welcome(self, connection: socket.socket, behind: str) -> None:
+        """Somebody at a unix socket: a host of ours, or who speaks gRPC."""
+        try:
+            await until_readable(connection, self._limits.handshake_s)
+            if speaks_http2(connection):
+                await relay(connection, behind)
+                return
+        except (OSError, TimeoutError):
+            connection.close()
+            return
+        host = Host(connection)
+        try:
+            await self._serve_host(host)
+        finally:
+            host.close()
+
+    async def _serve_host(self, host: Host) -> None:
+        """One host of this machine that dialled in."""
+
+        async def serve(stream: Watched) -> None:
+            with self._admission.unauthenticated(stream.peer):
+                message = await host.next(self._limits.handshake_s)
+                if message is None or message["kind"] != "hello":
+                    return
+                hello = hello_from_json(message, self._limits.max_message_bytes, self._check_token)
+            stream.is_authenticated = True
+            host.send("greeting", **self._greeting().to_json())
+            await self._hand_over(stream, hello, host)
+
+        refusal = await self._guard("unix:", serve)
+        if refusal is not None:
+            with contextlib.suppress(EOFError):
+                host.send("refused", code=refusal.code, text=str(refusal))
 
     async def _serve(self, requests: Any, context: Any) -> None:
         """One stream of environments that dialled in."""
-        task = asyncio.current_task()
-        assert task is not None
-        stream = Stream(context.peer(), task)
-        self._streams.add(stream)
-        stream.expect(INTRODUCE, self._limits.handshake_s)
-        refused = None
-        texts = self._strangers_texts
-        try:
-            if self._stopped.is_set():
-                raise learner_is_ending()
-            if len(self._streams) > self._limits.max_streams:
-                raise Refused(
-                    "RESOURCE_EXHAUSTED",
-                    f"This gateway takes {self._limits.max_streams} streams, and all are in use.",
-                )
-            self._rate.take(stream.peer)
-            with self._strangers.meet(stream.peer):
+
+        async def serve(stream: Watched) -> None:
+            with self._admission.unauthenticated(stream.peer):
                 data = await context.read()
                 if data is grpc.aio.EOF:
                     return
-                hello = decode_hello(
-                    data,
-                    self._limits.max_message_bytes,
-                    check_token=lambda token: check_token(self._token, token),
-                )
-            texts = self._texts
-            accept = encode_greeting(
-                Greeting("learner", knows_truncation=self._config.knows_truncation)
-            )
+                hello = decode_hello(data, self._limits.max_message_bytes, self._check_token)
+            stream.is_authenticated = True
+            accept = encode_greeting(self._greeting())
             await self._play(stream, hello, context.read, context.write, accept)
+
+        refusal = await self._guard(context.peer(), serve)
+        if refusal is not None:
+            await context.abort(grpc.StatusCode[refusal.code], status_text(str(refusal)))
+
+    async def _guard(
+        self, peer: str, serve: Callable[[Watched], Awaitable[None]]
+    ) -> Refused | None:
+        """Serve who dialled in; what it is refused for, if it is."""
+        stream: Watched | None = None
+        try:
+            async with watched(self._streams, peer) as stream:
+                stream.expect(INTRODUCE, self._limits.handshake_s)
+                if self._stopped.is_set():
+                    raise learner_is_ending()
+                with self._admission.stream(peer):
+                    await serve(stream)
         except Refused as error:
-            refused = error
+            self._report_refusal(error, peer, stream is not None and stream.is_authenticated)
+            return error
         except EnvironmentFailed as error:
-            self._report(printable_lines(str(error)), stream.peer, "environment_failed")
-        except asyncio.CancelledError:
-            if stream.ended_by is None:
-                raise  # the other end is gone
-            task.uncancel()
-            refused = stream.ended_by
+            self._report(printable_lines(str(error)), peer, "environment_failed")
+        except (EOFError, NotOurs):
+            pass  # the other end is gone
         except Exception:
-            self._report(traceback.format_exc(), stream.peer)
-            refused = Refused("INTERNAL", "Something is wrong in the gateway; see its log.")
-        finally:
-            self._streams.discard(stream)
-        if refused is not None:
-            text = f"Environments were refused: {refused}"
-            if refused.code != "UNAVAILABLE" and texts.take(text):
-                self._tell("warning", text=text, peer=stream.peer)
-            await context.abort(grpc.StatusCode[refused.code], status_text(str(refused)))
+            self._report(traceback.format_exc(), peer)
+            return Refused("INTERNAL", "Something is wrong in the gateway; see its log.")
+        return None
+
+    def _report_refusal(self, error: Refused, peer: str, is_authenticated: bool) -> None:
+        texts = self._texts if is_authenticated else self._unauthenticated_texts
+        shown = texts.take(f"Environments were refused: {error}")
+        if error.code != "UNAVAILABLE" and shown is not None:
+            self._send("warning", text=shown, peer=peer)
+
+    def _check_token(self, token: str) -> None:
+        check_token(self._security.read_token(), token)
 
     # Environments that listen.
 
@@ -317,92 +380,124 @@ class Gateway:
 
     async def _dial(self, address: str) -> None:
         """Call an address for ever; whoever is there may come and go."""
-        pause_s = FIRST_PAUSE_S
+        back_off = BackOff(max_s=MAX_PAUSE_S)
         path = Address.parse(address).path
         while not self._stopped.is_set():
-            if path and not self._is_there(path):
+            if path and not self._is_there(path, address):
                 await asyncio.sleep(LOOK_FOR_SOCKET_S)
                 continue
-            num_steps = await self._dial_once(address)
-            pause_s = FIRST_PAUSE_S if num_steps else min(2 * pause_s, MAX_PAUSE_S)
-            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
+            if await self._dial_once(address):
+                back_off.reset()
+            await asyncio.sleep(back_off.next_s())
 
-    def _is_there(self, path: str) -> bool:
-        """Whether somebody listens at a unix socket whom we may tell our token."""
+    def _is_there(self, path: str, address: str) -> bool:
+        """Whether somebody listens at a unix socket who may have our token."""
         try:
             if is_ours(path):
                 return True
         except OSError:
-            return False  # nobody, and nothing to say about it
+            self._wait_for(address, "no such socket")
+            return False
+        self._wait_for(address, "another user's socket")
         self._report(f"The socket {path} belongs to another user; it is not called.", path)
         return False
 
+    def _wait_for(self, address: str, why: str) -> None:
+        why = why[:MAX_REASON]
+        if self._waiting.get(address) != why:
+            self._waiting[address] = why
+            self._send_counts()
+
     async def _dial_once(self, address: str) -> int:
         """One call, from its start to its end; returns the number of steps."""
-        stream = Stream(address)
-        stream.expect(INTRODUCE, self._limits.build_s)
-        stream.task = asyncio.create_task(self._call(stream))
-        self._streams.add(stream)
+        stream: Any = None
         try:
-            await stream.task
+            async with watched(self._streams, address) as stream:
+                stream.expect(INTRODUCE, self._limits.build_s)
+                path = Address.parse(address).path
+                if path and address not in self._hands_over_no_lanes:
+                    await self._call_host(stream, path)
+                else:
+                    await self._call(stream)
         except Refused as error:
-            self._report(f"The environments at {address} do not fit: {error}", address)
+            self._wait_for(address, str(error))
+            self._report(f"The environments at {address} are of no use: {error}", address)
         except EnvironmentFailed as error:
+            self._wait_for(address, "an environment failed")
             self._report(printable_lines(str(error)), address, "environment_failed")
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError, OSError) as error:
             self._report_end(stream, error)
-        except asyncio.CancelledError:
-            stream.task.cancel()
-            if stream.ended_by is None or self._stopped.is_set():
-                raise
-            self._report(f"The environments at {address}: {stream.ended_by}", address)
+        except NotOurs:
+            self._hands_over_no_lanes.add(address)
+            return 1  # at once, over gRPC
         except Exception:
             self._report(traceback.format_exc(), address)
-        finally:
-            self._streams.discard(stream)
-        return stream.num_steps
+        return stream.num_steps if stream is not None else 0
 
-    def _report_end(self, stream: Stream, error: Exception) -> None:
-        """What a call ended with, as grpc tells it."""
+    def _report_end(self, stream: Watched, error: Exception) -> None:
+        """What a call ended with."""
         address = stream.peer
+        text = printable(str(error)) or "it closed the connection"
         if isinstance(error, grpc.aio.AioRpcError):
             text = printable(error.details() or error.code().name)
             if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-                self._report(f"The environments at {address} ended the call: {text}", address)
+                self._wait_for(address, text)
+                self._report(f"The environments at {address} are of no use: {text}", address)
                 return
-        else:
-            text = str(error)
         what = "went away" if stream.num_steps else "cannot be reached yet"
+        self._wait_for(address, text)
         self._report(f"The environments at {address} {what}: {text}", address, "info")
 
-    async def _call(self, stream: Stream) -> None:
+    async def _call(self, stream: Watched) -> None:
         channel = self._security.aio_channel(stream.peer, self._limits.max_message_bytes)
         try:
             call = channel.stream_stream("/" + "/".join(ENVIRONMENTS_METHOD))()
-            greeting = Greeting("learner", self._token, self._config.knows_truncation)
-            await call.write(encode_greeting(greeting))
+
+            async def write(data: bytes) -> None:
+                if call.done():  # reading says how it ended, and writing does not
+                    await call.read()
+                await call.write(data)
+
+            await write(encode_greeting(self._greeting(self._security.read_token())))
             data = await call.read()
-            if data is not grpc.aio.EOF:
-                hello = decode_answer(data, self._limits.max_message_bytes)
-                self._have_callers(stream.peer, hello.num_streams)
-                await self._play(stream, hello, call.read, call.write, None)
+            if data is grpc.aio.EOF:
+                raise EOFError
+            hello = decode_answer(data, self._limits.max_message_bytes)
+            self._have_callers(stream.peer, hello.num_streams)
+            await self._play(stream, hello, call.read, write, None)
         finally:
             await channel.close()
 
-
-def printable_lines(text: str) -> str:
-    return "\n".join(printable(line) for line in text.splitlines())
-
-
-async def run(config: GatewayConfig) -> None:
-    await Gateway(config).run()
+    async def _call_host(self, stream: Watched, path: str) -> None:
+        host = Host(dial_unix(path))
+        try:
+            host.send("greeting", **self._greeting(self._security.read_token()).to_json())
+            message = await host.next(self._limits.build_s)
+            if message is None:
+                raise Refused("DEADLINE_EXCEEDED", f"The other end has not {INTRODUCE} in time.")
+            if message["kind"] != "hello":
+                raise_said(message)
+            hello = hello_from_json(message, self._limits.max_message_bytes)
+            self._have_callers(stream.peer, hello.num_streams)
+            await self._hand_over(stream, hello, host)
+        finally:
+            host.close()
 
 
 def main(text: str) -> None:
-    config = GatewayConfig.from_json(text)
-    set_up_process(config.parent)
+    values = json.loads(text)
+    line = SupervisorLine(values.pop("line"))
+    config = GatewayConfig(**values)
     allow_descriptors(DESCRIPTORS_PER_STREAM * config.limits["max_streams"])
-    asyncio.run(run(config))
+
+    async def run() -> None:
+        await Gateway(config, line).run()
+
+    try:
+        asyncio.run(run())
+    except Exception:
+        line.send(logging.ERROR, traceback.format_exc())
+        raise
 
 
 if __name__ == "__main__":

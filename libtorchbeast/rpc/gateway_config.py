@@ -1,8 +1,11 @@
-"""What a gateway is told at its start; apart from it, for the learner does not import grpc."""
+"""What a gateway gets to know at its start; apart from it, for the learner does not import grpc."""
 
-import json
-from dataclasses import asdict, dataclass
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
+
+from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.security import Security
 
 DESCRIPTORS_PER_STREAM = 4  # a lane, its memory, its bell, a connection; at either end
 
@@ -13,7 +16,6 @@ class GatewayConfig:
 
     control_fd: int
     bell_fd: int
-    parent: int
     listen: list[str]
     dial: list[str]
     security: dict[str, Any]
@@ -21,9 +23,11 @@ class GatewayConfig:
     share_port: bool
     knows_truncation: bool
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
 
-    @classmethod
-    def from_json(cls, text: str) -> "GatewayConfig":
-        return cls(**json.loads(text))
+    def make_security(self) -> Security:
+        return Security.from_json(self.security)
+
+    def make_limits(self) -> Limits:
+        return Limits(**self.limits)

@@ -2,7 +2,8 @@
 
 An event loop cannot wait for a word in shared memory. So the actors ring a bell, one descriptor for
 all lanes of a gateway, whenever they pass a turn; each time it rings the loop looks at those lanes
-that somebody waits for.
+that somebody waits for. Lanes that are handed over to a host of this machine ring no bell, and are
+never used again: nobody knows when their host lets go of the memory.
 """
 
 import asyncio
@@ -11,9 +12,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from libtorchbeast.lanes import CLOSED, GONE, Lane, LaneClosed, close_free_lane
-from libtorchbeast.rpc.messages import Hello, Refused, check_fit
-from libtorchbeast.specs import Spec
+from libtorchbeast.rows import Spec
+from libtorchbeast.rpc.handshake import Hello, Refused, check_fit, learner_is_ending
+from libtorchbeast.shared_lanes import CLOSED, GONE, Lane, LaneClosed, close_free_lane, map_lane
 
 LOOK_AROUND_S = 0.2  # for turns that change without the bell: lanes that are closed
 GRANT_S = 120.0  # until the learner must have given a lane: it may be building its model
@@ -31,9 +32,10 @@ class LanePool:
         self._asked: dict[int, asyncio.Future[Lane]] = {}
         self._num_asked = 0
         self._waiting: dict[Lane, tuple[Any, asyncio.Future[Any]]] = {}
-        self._spec: Spec | None = None  # what all lanes are like; the first one tells
+        self._spec: Spec | None = None  # what all lanes are like; the first one says
         self._num_actions: int | None = None
         self._look_around: asyncio.Task[None] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         os.set_blocking(self._bell_fd, False)
@@ -42,13 +44,17 @@ class LanePool:
 
     def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._bell_fd)
-        if self._look_around is not None:
-            self._look_around.cancel()
+        for task in (self._look_around, *self._retiring):
+            if task is not None:
+                task.cancel()
 
     async def acquire(self, hello: Hello) -> Lane:
         """A lane for a stream, free to be written; `Refused` if there is none to be had."""
         check_fit(self._spec, self._num_actions, hello.spec, hello.num_actions)
-        lane = self._take_free(hello.num_envs) or await self._new_lane(hello)
+        lane = self._take_free(hello.num_envs)
+        if lane is None:
+            lane = await self._new_lane(hello, hand_over=False)
+            lane.release()  # the memory stays mapped, and descriptors are scarce
         try:
             async with asyncio.timeout(FREE_S):
                 await self.wait_while(lane, GONE)
@@ -68,6 +74,19 @@ class LanePool:
         lane.turn.abandon()
         self._free.append(lane)
 
+    async def acquire_to_hand_over(self, hello: Hello) -> Lane:
+        """A lane with its descriptor, for a host of this machine."""
+        check_fit(self._spec, self._num_actions, hello.spec, hello.num_actions)
+        return await self._new_lane(hello, hand_over=True)
+
+    def retire(self, lane: Lane) -> None:
+        """The host of a lane that was handed over is gone, or should be."""
+        lane.release()
+        lane.turn.abandon()
+        task = asyncio.create_task(self._close_when_free(lane))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
     async def wait_while(self, lane: Lane, state: Any) -> Any:
         """The lane's first other state."""
         now = lane.turn.state
@@ -80,16 +99,20 @@ class LanePool:
         finally:
             del self._waiting[lane]
 
-    def grant(self, id: int, fd: int, spec: Any, num_actions: int | None, num_envs: int) -> None:
-        """The learner gave a lane."""
-        self._spec, self._num_actions = Spec.from_json(spec), num_actions
-        lane = Lane(fd, self._spec, num_envs)
-        lane.release()  # the memory stays mapped, and descriptors are scarce
+    def grant(self, id: int, fd: int | None, spec: Any, num_actions: int | None,
+              num_envs: int) -> bool:  # fmt: skip
+        """The learner gave a lane; False if there was no descriptor left to take it with."""
         future = self._asked.get(id)
-        if future is None or future.done():
-            self._free.append(lane)  # who asked for it has left
-        else:
+        self._spec, self._num_actions = Spec.from_json(spec), num_actions
+        lane = map_lane(fd, self._spec, num_envs)
+        if lane is None:
+            self.refuse(id, "RESOURCE_EXHAUSTED", "The gateway has no descriptor left; wait.")
+            return False
+        if future is not None and not future.done():
             future.set_result(lane)
+        else:
+            lane.close()  # who asked for it has left
+        return True
 
     def refuse(self, id: int, code: str, text: str) -> None:
         future = self._asked.get(id)
@@ -106,7 +129,7 @@ class LanePool:
         self._free.remove(lane)
         return lane
 
-    async def _new_lane(self, hello: Hello) -> Lane:
+    async def _new_lane(self, hello: Hello, hand_over: bool) -> Lane:
         """Asked of the learner, in exchange for a free one of another size if there is one."""
         close_free_lane(self._free)
         self._num_asked += 1
@@ -118,19 +141,25 @@ class LanePool:
             num_envs=hello.num_envs,
             spec=hello.spec.to_json(),
             num_actions=hello.num_actions,
+            hand_over=hand_over,
         )
         try:
             async with asyncio.timeout(GRANT_S):
                 return await granted
         except (TimeoutError, asyncio.CancelledError) as error:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self._free.append(granted.result())  # it came at the moment when who asked left
+                granted.result().close()  # it came at the moment when who asked left
             if isinstance(error, TimeoutError):
                 text = "The learner is not ready yet; try again."
                 raise Refused("UNAVAILABLE", text) from error
             raise
         finally:
             del self._asked[id]
+
+    async def _close_when_free(self, lane: Lane) -> None:
+        """After the actor has padded what the host left behind."""
+        await self.wait_while(lane, GONE)
+        lane.turn.close()
 
     def _hear(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -147,7 +176,3 @@ class LanePool:
         while True:
             await asyncio.sleep(LOOK_AROUND_S)
             self._look()
-
-
-def learner_is_ending() -> Refused:
-    return Refused("UNAVAILABLE", "The learner is ending; try again later.")

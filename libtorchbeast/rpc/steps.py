@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 import nest
-from libtorchbeast.environments import Unstacked
+from libtorchbeast.rows import ArraySpec, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.messages import MAX_TEXT, EnvironmentFailed, invalid, parse
-from libtorchbeast.specs import ArraySpec, Spec
+from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, invalid
+from libtorchbeast.rpc.messages import parse
 
 _LENGTH_DELIMITED = 2  # protobuf's wire type of bytes and messages
 _OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
@@ -27,7 +27,7 @@ MAX_NUMBER = (
 )
 
 
-def encode_step(row: dict[str, Any]) -> bytes:
+def encode_step(row: Row) -> bytes:
     """A row [K, ...] as an EnvironmentMessage; observations may have any strides, or be apart."""
     small = pb.Step(
         reward=row["reward"].tolist(),
@@ -58,10 +58,10 @@ def encode_actions(actions: Any) -> bytes:
 class StepReader:
     """Writes the Steps of one stream into the rows of a lane."""
 
-    def __init__(self, spec: Spec, num_envs: int, rows: tuple[Any, ...]) -> None:
-        frame, self._reward, self._done, self._step, self._return, self._truncated = rows[:6]
+    def __init__(self, spec: Spec, num_envs: int, rows: Row) -> None:
+        self._rows = rows
         self._num_envs = num_envs
-        self._leaves = nest.flatten(frame)
+        self._leaves = nest.flatten(rows["frame"])
         self._arrays = [
             ArrayReader(leaf_spec, num_envs, f"Observation {i}", MAX_NUMBER)
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
@@ -96,11 +96,12 @@ class StepReader:
 
         for view, array in zip(self._leaves, arrays, strict=True):
             view[...] = array
-        self._reward[...] = reward
-        self._done[...] = done
-        self._step[...] = count
-        self._return[...] = total
-        self._truncated[...] = truncated or False
+        rows = self._rows
+        rows["reward"][...] = reward
+        rows["done"][...] = done
+        rows["episode_step"][...] = count
+        rows["episode_return"][...] = total
+        rows["truncated"][...] = truncated or False
         self._is_first = False
 
     def _numbers(self, values: Any, name: str) -> list[Any]:

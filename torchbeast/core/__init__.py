@@ -1,1 +1,1 @@
-"""What MonoBeast and PolyBeast share: V-trace, losses, the learner's step, checkpoints, logs."""
+"""The algorithm: V-trace, losses, one update; and what code for TorchBeast knows here."""

@@ -2,22 +2,32 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.tree import map_tree
-from torchbeast.envs.sync import SyncEnvs
+from libtorchbeast.environments import SyncEnvs
+from libtorchbeast.tree import map_tree
+from torchbeast.envs.spaces import observer
 
-FIELDS = ("reward", "done", "episode_return", "episode_step", "last_action")
+FIELDS = (
+    "frame",
+    "reward",
+    "done",
+    "truncated",
+    "episode_return",
+    "episode_step",
+    "last_action",
+)
 
 
 class Environment:
-    """Adapts a Gym or Gymnasium environment. Episodes that end start anew by themselves."""
+    """Adapts a Gym or Gymnasium environment. Episodes that end start again by themselves."""
 
     def __init__(self, gym_env: Any) -> None:
+        """What `gym_env` raises reaches the caller; only hosts of environments rebuild them."""
         self.gym_env = gym_env
-        self._envs = SyncEnvs(lambda: gym_env, num_envs=1)
+        observe = observer(getattr(gym_env, "observation_space", None))
+        self._envs = SyncEnvs(lambda: gym_env, num_envs=1, observe=observe, rebuild=False)
 
     def initial(self) -> dict[str, Any]:
         """Reset, and the first row: dict of tensors [T=1, B=1, ...]."""
@@ -25,16 +35,15 @@ class Environment:
 
     def step(self, action: Tensor | int) -> dict[str, Any]:
         """Take `action` (a tensor of one element, or a number)."""
-        return _as_tensors(self._envs.step(np.array([int(action)])))
+        return _as_tensors(self._envs.step([int(action)]))
 
     def close(self) -> None:
         self._envs.close()
 
 
 def _as_tensors(row: dict[str, Any]) -> dict[str, Any]:
-    # Copies: an environment may write its next frame into the same array.
-    names = ("frame", "truncated", *FIELDS)
+    # np.stack has copied the frame: an environment may write its next one into the same array.
     return {
-        name: map_tree(lambda array: torch.from_numpy(np.array(array)).unsqueeze(0), row[name])
-        for name in names
+        name: map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row[name])
+        for name in FIELDS
     }

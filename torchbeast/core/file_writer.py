@@ -100,7 +100,7 @@ class FileWriter:
             return next(rows, []), sum(1 for _ in rows)
 
     def _add_fields(self, names: list[str]) -> None:
-        """Write the log anew with more columns, so that it stays one table."""
+        """Write the log again with more columns, so that it stays one table."""
         fields = [*self._fields, *names]
         self._rewrite(lambda row: True, fields)
         self._fields = fields

@@ -12,18 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core import losses, vtrace
-from torchbeast.core.flags import TrainingFlags
+from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
 from torchbeast.models import as_output
 
 Batch = dict[str, Any]
 """Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
-acted, [T, B, ...] or longer; `version` [T, B] or [B] of its weights."""
+acted, [T, B, ...] or longer; `version` [T, B] or [B] of its weights, if anybody knows it."""
+
+Publish = Callable[[nn.Module, int], None]
+"""Gives the agent a model's weights and their version."""
 
 
 class Learner:
-    """A model, its optimizer and their statistics. For one thread at a time: hold `lock`.
+    """A model, its optimizer and their statistics; `update` for any thread, the rest under `lock`.
 
+    `finished` is set after `total_steps`, or by whoever ends the run; then nothing is learnt.
     `wrap` stands between model and loss: the place for what must see every forward and backward
     pass, such as DistributedDataParallel. Weights, checkpoints and actors know `model` alone.
     """
@@ -31,20 +35,24 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        flags: TrainingFlags,
+        flags: Settings,
         device: torch.device,
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+        lock: "threading.Lock | None" = None,
+        stats: RunningStats | None = None,
     ) -> None:
+        """`lock` and `stats` may be shared with other learners of the same model."""
         self.model = model.to(device)
         if flags.compile:
             self.model.compile()
         self._wrapped = wrap(self.model)
         self.flags = flags
         self.device = device
-        self.lock = threading.Lock()
-        self.stats = RunningStats()
+        self.lock = lock or threading.Lock()
+        self.finished = threading.Event()
+        self.stats = stats or RunningStats()
         self.optimizer = optimizer or make_optimizer(self.model, flags)
         # By steps taken, not by updates: exact whatever the batches held, also after a resume.
         self.scheduler = scheduler or torch.optim.lr_scheduler.LambdaLR(
@@ -55,6 +63,21 @@ class Learner:
     def version(self) -> int:
         """Of the weights: the number of updates they have seen."""
         return self.stats.updates
+
+    def update(self, batch: Batch, initial_state: tuple[Tensor, ...], publish: Publish) -> bool:
+        """Learn from one batch and publish the weights; False once training is finished."""
+        with self.lock:
+            if self.finished.is_set():
+                return False
+            before = self.version
+            self.step(batch, initial_state)
+            if self.version > before:  # else nothing was learnt
+                publish(self.model, self.version)
+            if self.device.type == "cuda":  # other threads' streams read the weights from here on
+                torch.cuda.current_stream(self.device).synchronize()
+            if self.stats.step >= self.flags.total_steps:
+                self.finished.set()
+            return not self.finished.is_set()
 
     def step(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> None:
         """Learn from one batch."""
@@ -88,8 +111,6 @@ class Learner:
         self.optimizer.step()
         self.stats.add_update(num_steps, reported, returns, lengths)
         self.scheduler.step()
-        if self.device.type == "cuda":  # other threads' streams may read the weights from here on
-            torch.cuda.current_stream(self.device).synchronize()
 
     def state_dict(self) -> dict[str, Any]:
         """All there is to go on from, under the names of TorchBeast's checkpoints."""
@@ -126,7 +147,7 @@ class Learner:
         return max(0.0, 1.0 - self.stats.step / self.flags.total_steps)
 
 
-def make_optimizer(model: nn.Module, flags: TrainingFlags) -> torch.optim.RMSprop:
+def make_optimizer(model: nn.Module, flags: Settings) -> torch.optim.RMSprop:
     """RMSProp as the flags say."""
     optimizer = torch.optim.RMSprop(
         model.parameters(),
@@ -142,8 +163,10 @@ def make_optimizer(model: nn.Module, flags: TrainingFlags) -> torch.optim.RMSpro
 
 def policy_lag(batch: Batch, version: int) -> Tensor:
     """By how many updates the weights that acted were behind, [T, B]; 0 where nobody acted."""
-    lag = version - batch["version"].expand(batch["done"][1:].shape)
-    return lag.masked_fill(batch["truncated"][1:], 0)
+    truncated = batch["truncated"][1:]
+    if "version" not in batch:
+        return torch.zeros_like(truncated, dtype=torch.int64)
+    return (version - batch["version"].expand(truncated.shape)).masked_fill(truncated, 0)
 
 
 def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
@@ -171,7 +194,7 @@ def start_gently(optimizer: torch.optim.RMSprop) -> None:
 
 
 def compute_loss(
-    model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...], flags: TrainingFlags
+    model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...], flags: Settings
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """IMPALA's loss of a batch and what to report about it."""
     with autocast(batch["done"].device, flags.autocast):

@@ -9,17 +9,34 @@ from typing import Any
 EPISODE_WINDOW = 100
 
 
+class _Count:
+    """A number that stands in the `counts` of some statistics."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, stats: Any, owner: type) -> int:
+        return stats.counts.get(self._name, 0)
+
+    def __set__(self, stats: Any, number: int) -> None:
+        stats.counts[self._name] = number
+
+
 class RunningStats:
     """Counts steps and episodes exactly; averages what each update reports between two logs.
 
     Learner threads write, the main thread reads.
     """
 
-    def __init__(self) -> None:
+    step = _Count()
+    updates = _Count()
+    episodes = _Count()
+
+    def __init__(self, counts: dict[str, Any] | None = None) -> None:
+        """Who gives `counts` may let several learners, one at a time, count in the same dict."""
+        self.counts = {} if counts is None else counts
         self._lock = threading.Lock()
-        self.step = 0
-        self.updates = 0
-        self.episodes = 0
+        self._last_update: dict[str, float] = {}
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self._lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
         self._sums: dict[str, float] = {}
@@ -39,6 +56,7 @@ class RunningStats:
             self.updates += 1
             self._add_episodes(returns, lengths)
             self._add(metrics)
+            self._last_update = metrics
 
     def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
         """Take in episodes of a batch that was not learnt from."""
@@ -82,15 +100,22 @@ class RunningStats:
             means = {name: total / self._counts[name] for name, total in self._sums.items()}
             self._sums.clear()
             self._counts.clear()
-            return {
-                "step": self.step,
-                "updates": self.updates,
-                "episodes": self.episodes,
-                "mean_episode_return": self.mean_episode_return,
-                "mean_episode_step": self.mean_episode_step,
-                **self._totals,
-                **means,
-            }
+            return {**self._so_far(), **means}
+
+    def latest(self) -> dict[str, float | int | None]:
+        """Everything so far, with the metrics of the last update; changes nothing."""
+        with self._lock:
+            return {**self._so_far(), **self._last_update}
+
+    def _so_far(self) -> dict[str, float | int | None]:
+        return {
+            "step": self.step,
+            "updates": self.updates,
+            "episodes": self.episodes,
+            "mean_episode_return": self.mean_episode_return,
+            "mean_episode_step": self.mean_episode_step,
+            **self._totals,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {

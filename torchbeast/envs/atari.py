@@ -10,8 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit
 
-from torchbeast.envs.row import EpisodeCounter, Row
-from torchbeast.envs.sync import SyncEnvs
+from libtorchbeast.environments import SyncEnvs
+from libtorchbeast.rows import EpisodeCounter, Row
+from libtorchbeast.seeding import derive_seed
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
 FRAME_SKIP = 4
@@ -60,7 +61,10 @@ class AtariEnvs:
         self._hit_time_limit = np.zeros(num_envs, np.bool_)
 
     def reset(self) -> Row:
-        frame, info = self._env.reset(seed=None if self._seed is None else self._seed % 2**31)
+        seeds = None
+        if self._seed is not None:
+            seeds = np.array([derive_seed(self._seed, i) for i in range(self.num_envs)])
+        frame, info = self._env.reset(seed=seeds)
         self._lives = info["lives"]
         return self._counter.first_row(frame)
 

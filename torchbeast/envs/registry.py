@@ -10,9 +10,11 @@ from typing import Any
 
 import gymnasium
 
+from libtorchbeast.environments import SyncEnvs
+from libtorchbeast.rows import Unstacked
+from libtorchbeast.seeding import seed_generators
 from torchbeast.envs import atari
-from torchbeast.envs.row import Environments
-from torchbeast.envs.sync import SyncEnvs
+from torchbeast.envs.spaces import Environments, count_actions, observer
 from torchbeast.envs.toys import TOYS
 from torchbeast.envs.vector import VectorEnvs
 from torchbeast.errors import UsageError
@@ -55,6 +57,19 @@ def make_envs(
         ) from error
 
 
+def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
+    """`make_envs` for processes that step environments and pass their rows on at once.
+
+    Workers and servers get its name and plain arguments. Frames of single environments are left
+    `Unstacked`. The process's random generators are seeded, too: an environment may use them.
+    """
+    seed_generators(seed)
+    envs = make_envs(EnvOptions(**options), num_envs, seed)
+    if isinstance(envs, SyncEnvs):
+        envs.join = Unstacked
+    return envs
+
+
 def _make_envs(options: EnvOptions, num_envs: int, seed: int | None, render: bool) -> Environments:
     name = options.env
     if name == REMOTE:
@@ -63,7 +78,7 @@ def _make_envs(options: EnvOptions, num_envs: int, seed: int | None, render: boo
             "--listen; name an environment to make one here."
         )
     if name in TOYS:
-        return SyncEnvs(TOYS[name], num_envs, seed)
+        return _single_envs(TOYS[name], num_envs, seed)
     factory = _find_factory(name)
     if factory is not None:
         return _from_factory(name, factory, num_envs, seed)
@@ -86,7 +101,15 @@ def _make_envs(options: EnvOptions, num_envs: int, seed: int | None, render: boo
         )
 
     render_mode = "rgb_array" if render else None
-    return SyncEnvs(lambda: gymnasium.make(name, render_mode=render_mode), num_envs, seed)
+    return _single_envs(lambda: gymnasium.make(name, render_mode=render_mode), num_envs, seed)
+
+
+def _single_envs(make_env: Callable[[], Any], num_envs: int, seed: int | None) -> SyncEnvs:
+    envs = SyncEnvs(make_env, num_envs, seed)
+    env = envs.envs[0]
+    count_actions(getattr(env, "action_space", None))  # or UsageError
+    envs.observe = observer(getattr(env, "observation_space", None))
+    return envs
 
 
 def _from_factory(
@@ -94,7 +117,7 @@ def _from_factory(
 ) -> Environments:
     """A factory of single environments, or of whole vectors if it takes `num_envs`."""
     if "num_envs" not in inspect.signature(factory).parameters:
-        return SyncEnvs(factory, num_envs, seed)
+        return _single_envs(factory, num_envs, seed)
     env = factory(num_envs=num_envs)
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise UsageError(

@@ -2,11 +2,13 @@
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from torchbeast.envs.row import EpisodeCounter, Row
+from libtorchbeast.rows import EpisodeCounter, Row
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.tree import map_tree
+from torchbeast.envs.spaces import count_actions, observer
 from torchbeast.errors import UsageError
 
 
@@ -30,27 +32,26 @@ class VectorEnvs:
                 f"A vector environment must reset at the step after an end, got {mode}; make it "
                 "with autoreset_mode=AutoresetMode.NEXT_STEP."
             )
-        space = env.single_action_space
-        if not isinstance(space, gymnasium.spaces.Discrete) or space.start != 0:
-            raise UsageError(
-                f"The environment's action_space must be Discrete, got {space}; "
-                "wrap the environment so that its actions are numbers from 0 to n - 1."
-            )
+        space: Any = env.single_action_space
         self.num_envs = env.num_envs
-        self.num_actions = int(space.n)
+        self.num_actions = count_actions(space)
+        self._first_action = int(space.start)
         self._env = env
         self._seed = seed
-        self._observation_space = env.single_observation_space
+        self._observe = observer(env.single_observation_space)
         self._counter = EpisodeCounter(env.num_envs)
         self._ended = np.zeros(env.num_envs, np.bool_)  # in the last step
         self._hit_time_limit = np.zeros(env.num_envs, np.bool_)
 
     def reset(self) -> Row:
-        frame, _ = self._env.reset(seed=self._seed)
+        # Gymnasium counts on from one seed to its neighbours, hence one that has none in use.
+        seed = None if self._seed is None else derive_seed(self._seed, 0)
+        frame, _ = self._env.reset(seed=seed)
         return self._counter.first_row(self._as_frame(frame))
 
     def step(self, actions: np.ndarray) -> Row:
-        frame, reward, terminated, truncated, _ = self._env.step(actions)
+        moves = np.asarray(actions) + self._first_action
+        frame, reward, terminated, truncated, _ = self._env.step(moves)
         done, extra = self._ended, self._hit_time_limit
         reward = np.where(done, 0.0, reward)
         row = self._counter.row(self._as_frame(frame), reward, done, extra, actions)
@@ -63,18 +64,5 @@ class VectorEnvs:
         self._env.close()
 
     def _as_frame(self, frame: Any) -> Any:
-        """Observations that are one of n numbers become vectors with a 1 at that number."""
-        space = self._observation_space
-        if isinstance(space, gymnasium.spaces.Discrete):
-            return np.eye(int(space.n), dtype=np.float32)[frame - space.start]
-        return _copy(frame)
-
-
-def _copy(frame: Any) -> Any:
-    """A copy (the environment may use its memory again), with floats as the learner wants them."""
-    if isinstance(frame, dict):
-        return {name: _copy(part) for name, part in frame.items()}
-    if isinstance(frame, tuple):
-        return tuple(_copy(part) for part in frame)
-    frame = np.array(frame)
-    return frame.astype(np.float32) if frame.dtype == np.float64 else frame
+        """A copy: the environment may use its memory again."""
+        return map_tree(np.array, self._observe(frame))

@@ -74,7 +74,9 @@ class Agent(nn.Module):
         if self._sees_reward:
             seen.append(inputs["reward"].clamp(-1, 1).flatten().unsqueeze(1))
         if self._sees_action:
-            action = F.one_hot(inputs["last_action"].flatten().long(), self.num_actions)
+            # What environments say, from wherever they are, must not end a run.
+            last_action = inputs["last_action"].flatten().long().clamp(0, self.num_actions - 1)
+            action = F.one_hot(last_action, self.num_actions)
             seen.append(action.to(features.dtype))
         features = torch.cat(seen, dim=1)
         if self.use_lstm:
@@ -103,6 +105,7 @@ def unroll_lstm(
     Rows between two such rows of any column go through in one call.
     """
     T = len(features)
+    done = done.bool()  # code for TorchBeast may have uint8
     starts = {0, *done.any(dim=1).nonzero().flatten().tolist()}
     bounds = [*sorted(starts), T]
     outputs = []

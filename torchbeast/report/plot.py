@@ -41,7 +41,12 @@ def read_curve(run: Path) -> dict[str, list[float]]:
 
 
 def draw(options: Options) -> None:
-    import matplotlib
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            "Curves are drawn by matplotlib, which is missing here: pip install matplotlib."
+        ) from error
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt

@@ -4,11 +4,10 @@ import time
 from types import TracebackType
 
 from torchbeast.core.file_writer import FileWriter
-from torchbeast.core.flags import TrainingFlags
-from torchbeast.core.patience import Patience
 from torchbeast.core.stats import RunningStats
 from torchbeast.report.tensorboard import TensorBoard
 from torchbeast.report.terminal import make_view
+from torchbeast.runtime.disk import IgnoreWriteErrors
 
 FIRST_LOG_S = 1.0
 
@@ -16,14 +15,16 @@ FIRST_LOG_S = 1.0
 class Reporter:
     """Terminal, TensorBoard and CSV, at most once in `log_interval_s`. Use it with `with`."""
 
-    def __init__(self, flags: TrainingFlags, writer: FileWriter, stats: RunningStats) -> None:
-        self._interval_s = flags.log_interval_s
+    def __init__(
+        self, writer: FileWriter, stats: RunningStats, total_steps: int, log_interval_s: float
+    ) -> None:
+        self._interval_s = log_interval_s
         self._writer = writer
         self._stats = stats
-        self._view = make_view(flags.total_steps)
+        self._view = make_view(total_steps)
         self._tensorboard = TensorBoard(writer.basepath, stats.step)
-        self._for_csv = Patience("logs.csv")
-        self._for_tensorboard = Patience("TensorBoard's file")
+        self._for_csv = IgnoreWriteErrors("logs.csv")
+        self._for_tensorboard = IgnoreWriteErrors("TensorBoard's file")
         self._last_time = time.monotonic()
         self._last_step = stats.step
         self._due = self._last_time + min(FIRST_LOG_S, self._interval_s)

@@ -1,0 +1,174 @@
+"""A host: the process that steps environments, wherever their learner is.
+
+    play   the one loop: rows are shown over a link, actions come back, the group takes a step
+
+Links: a lane (lane_scheduler.py), a gRPC stream that dialled or was dialled (rpc/grpc_streams.py).
+What is the same on all of them stands here and in environments.py: seeds, what happens to
+environments that raise or hang, and who hears of it.
+
+Started by a supervisor as `python -m libtorchbeast.env_host CONFIG`: with lanes it is a worker of
+the learner on this machine; with an address it listens there for a learner, or dials one. It
+imports no torch, and grpc only if an address needs it.
+"""
+
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from libtorchbeast.environments import Broken, Group, make_environments
+from libtorchbeast.helper_process import SupervisorLine
+from libtorchbeast.rows import Row, Spec, without_truncation
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.supervisor import CANNOT_WORK
+
+
+class Link(Protocol):
+    """A way to an agent."""
+
+    async def show(self, row: Row) -> Any:
+        """The agent's actions for a row. Raises when the link is over."""
+
+
+async def play(
+    group: Group,
+    link: Link,
+    beat: Callable[[], None] = lambda: None,
+    knows_truncation: bool = True,
+) -> None:
+    """Step a group with an agent's actions, until the link ends. `beat` says that it goes on."""
+    row = group.start()
+    while True:
+        actions = await link.show(row if knows_truncation else without_truncation(row))
+        row = group.step(actions)
+        beat()
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """All that a host needs to know; goes to it as JSON."""
+
+    name: str
+    factory: str
+    """`package.module:function`, called with num_envs, seed and `factory_options`."""
+    factory_options: dict[str, Any]
+    num_envs: int
+    """Of a group."""
+    num_groups: int
+    seed: int
+    lane_fds: list[int] = field(default_factory=list)
+    """A worker's lanes, one a group; each environment is like `spec`."""
+    spec: Any = None
+    address: str = ""
+    """Else: where to listen, or what to dial."""
+    dial: bool = False
+    security: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def make_group(self, number: int, beat: Callable[[], None], rebuild: bool = True) -> Group:
+        """Environments with seeds of their own."""
+
+        def make(seed: int) -> Any:
+            beat()  # whatever went before took its time, and making the next will, too
+            return make_environments(self.factory, self.num_envs, seed, **self.factory_options)
+
+        group = Group(make, derive_seed(self.seed, number), rebuild)
+        beat()
+        return group
+
+
+def run_worker(config: HostConfig, line: SupervisorLine) -> None:
+    """Play on the learner's own lanes until they are closed."""
+    from libtorchbeast.lane_scheduler import LaneLink, Turns
+    from libtorchbeast.shared_lanes import Lane, LaneClosed
+
+    spec = Spec.from_json(config.spec)
+    turns = Turns(line.look_around)
+
+    async def work(lane: Lane, group: Group) -> None:
+        link = LaneLink(lane)
+        try:
+            await link.attach()
+            await play(group, link, line.beat)
+        except LaneClosed:
+            pass
+        finally:
+            group.close()
+
+    lanes = [Lane(fd, spec, config.num_envs) for fd in config.lane_fds]
+    groups = [config.make_group(i, line.beat) for i in range(len(lanes))]
+    for lane, group in zip(lanes, groups, strict=True):
+        turns.add(work(lane, group))
+    turns.run()
+
+
+def run_at_address(config: HostConfig, line: SupervisorLine) -> None:
+    """Listen for a learner, or dial one, until SIGTERM."""
+    from libtorchbeast.rpc.security import Security
+
+    security = Security.from_json(config.security)
+    if config.dial:
+        from libtorchbeast.rpc.env_client import EnvironmentClient
+
+        def maker(number: int) -> Callable[[], Group]:
+            return lambda: config.make_group(number, line.beat)
+
+        makers = [maker(i) for i in range(config.num_groups)]
+        program: Any = EnvironmentClient(
+            makers, config.address, config.name, security, line.look_around
+        )
+    else:
+        from libtorchbeast.rpc.env_server import EnvironmentServer
+
+        numbers = itertools.count()
+
+        def make_group(knows_truncation: bool) -> Group:
+            return config.make_group(next(numbers), line.beat, rebuild=knows_truncation)
+
+        program = EnvironmentServer(
+            make_group,
+            config.address,
+            config.name,
+            security,
+            num_streams=config.num_groups,
+            look_around=line.look_around,
+        )
+    signal.signal(signal.SIGTERM, lambda *_: program.stop())
+    if config.dial:
+        program.run()
+        return
+    listening: list[str] = []
+    try:
+        program.run(listening.append)
+    except (OSError, ValueError) as error:
+        if listening:
+            raise
+        line.send(logging.ERROR, f"error: {error}")
+        sys.exit(CANNOT_WORK)
+
+
+def main(text: str) -> None:
+    values = json.loads(text)
+    line = SupervisorLine(values.pop("line"))
+    config = HostConfig(**values)
+    try:
+        (run_worker if config.lane_fds else run_at_address)(config, line)
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, Broken) and error.__cause__ else error
+        line.send(logging.WARNING, "".join(traceback.format_exception(cause)).strip())
+        sys.stderr.flush()
+        os._exit(1)  # without waiting for what environments have left in other threads
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

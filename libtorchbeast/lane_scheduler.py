@@ -1,0 +1,212 @@
+"""One thread that plays on many lanes in turn: while the agent looks at one group, others step.
+
+A small scheduler of coroutines. What they wait for is a turn on a lane, a message on a socket of
+this machine, or a moment; futures of asyncio are not known here. Waiting for a lane is waiting for
+a word in shared memory, which takes a few microseconds where an event loop takes fifty.
+"""
+
+import select
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import nest
+from libtorchbeast.local_socket import JsonSocket
+from libtorchbeast.rows import Row
+from libtorchbeast.shared_lanes import Lane, LaneClosed
+
+LOOK_AROUND_S = 0.25  # how soon a thread that waits for a lane sees anything else
+IDLE_S = 0.005  # for each of several lanes that have kept us waiting
+SOCKETS_S = 0.02  # between two looks at sockets while lanes are busy
+
+
+@types.coroutine
+def _wait(for_: Any) -> Generator[Any, Any, Any]:
+    return (yield for_)
+
+
+async def pause(seconds: float) -> None:
+    """Let the others go on for so long."""
+    await _wait(_Moment(time.monotonic() + seconds))
+
+
+async def readable(connection: Any, timeout_s: float) -> None:
+    """Wait until there is something to read; TimeoutError."""
+    await _wait(_Readable(connection, time.monotonic() + timeout_s))
+
+
+async def next_message(connection: JsonSocket, timeout_s: float) -> dict[str, Any]:
+    """The next message; TimeoutError, and what `JsonSocket.next` raises."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        message = connection.next()
+        if message is not None:
+            return message
+        await readable(connection, max(0.0, deadline - time.monotonic()))
+
+
+class LaneLink:
+    """A lane as a link: rows are shown, actions come back."""
+
+    def __init__(self, lane: Lane, connection: JsonSocket | None = None) -> None:
+        """`connection` is open as long as whoever gave us the lane wants it used."""
+        self.lane = lane
+        self._connection = connection
+        self.keeps_waiting = False
+
+    async def attach(self) -> None:
+        """Wait until the actor has put away what other environments left in the lane."""
+        while True:
+            try:
+                self.lane.attach(0)
+                return
+            except TimeoutError:
+                await pause(IDLE_S)
+
+    async def show(self, row: Row) -> Any:
+        """The actions for a row; `LaneClosed` at the end."""
+        self.lane.write(row)
+        self.lane.send_rows()
+        await _wait(self)
+        return nest.map(np.copy, self.lane.actions)  # the next ones are written to the same place
+
+    def check(self) -> None:
+        """`LaneClosed` if who gave us the lane is gone."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.next()
+        except (EOFError, ValueError, OSError) as error:
+            raise LaneClosed from error
+
+
+@dataclass(eq=False)
+class _Moment:
+    at: float
+
+
+@dataclass(eq=False)
+class _Readable:
+    connection: Any
+    deadline: float
+
+
+@dataclass(eq=False)
+class _Task:
+    coroutine: Coroutine[Any, Any, None]
+    waits_for: Any = None
+
+
+class Turns:
+    """Runs coroutines. All but `stop` is for one thread."""
+
+    def __init__(self, look_around: Callable[[], None] = lambda: None) -> None:
+        """`look_around` is called at least a few times a second."""
+        self._look_around = look_around
+        self._on_lanes: deque[_Task] = deque()
+        self._others: list[_Task] = []
+        self._is_stopped = False
+        self._looked_at = 0.0
+        self._polled_at = 0.0
+
+    def add(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._resume(_Task(coroutine))
+
+    def stop(self) -> None:
+        """Let `run` return soon; from any thread, or a signal's handler."""
+        self._is_stopped = True
+
+    def run(self) -> None:
+        """Until nothing is left, or `stop()`; what a coroutine raises is raised here."""
+        try:
+            while not self._is_stopped and (self._on_lanes or self._others):
+                if self._on_lanes:
+                    self._next_turn()
+                now = time.monotonic()
+                if self._others and (not self._on_lanes or now - self._polled_at >= SOCKETS_S):
+                    self._poll_others(now)
+                if now - self._looked_at >= LOOK_AROUND_S:
+                    self._looked_at = now
+                    self._look_around()
+                    self._check_links()
+        finally:
+            self._close()
+
+    def _next_turn(self) -> None:
+        """Wait for the lane whose turn it is, unless it kept us waiting and others did not."""
+        task = self._on_lanes.popleft()
+        link: LaneLink = task.waits_for
+        timeout_s = LOOK_AROUND_S
+        if link.keeps_waiting and self._on_lanes:
+            busy = any(not other.waits_for.keeps_waiting for other in self._on_lanes)
+            timeout_s = 0.0 if busy else IDLE_S
+        try:
+            is_ready = link.lane.wait_for_actions(timeout_s)
+        except LaneClosed as closed:
+            self._resume(task, closed)
+            return
+        link.keeps_waiting = not is_ready
+        if is_ready:
+            self._resume(task)
+        else:
+            self._on_lanes.append(task)
+
+    def _poll_others(self, now: float) -> None:
+        """Resume those whose message or moment has come; wait for one if there is nothing else."""
+        self._polled_at = now
+        poll = select.poll()
+        wake_at = now + LOOK_AROUND_S
+        by_fd: dict[int, list[_Task]] = {}
+        for task in self._others:
+            if isinstance(task.waits_for, _Readable):
+                fd = task.waits_for.connection.fileno()
+                by_fd.setdefault(fd, []).append(task)
+                poll.register(fd, select.POLLIN)
+                wake_at = min(wake_at, task.waits_for.deadline)
+            else:
+                wake_at = min(wake_at, task.waits_for.at)
+        timeout_s = 0.0 if self._on_lanes else max(0.0, wake_at - now)
+        ready = {task for fd, _ in poll.poll(1000 * timeout_s) for task in by_fd[fd]}
+        now = time.monotonic()
+        for task in list(self._others):
+            error = None
+            if isinstance(task.waits_for, _Readable) and task not in ready:
+                if now < task.waits_for.deadline:
+                    continue
+                error = TimeoutError("Nothing came in time.")
+            elif isinstance(task.waits_for, _Moment) and now < task.waits_for.at:
+                continue
+            self._others.remove(task)
+            self._resume(task, error)
+
+    def _check_links(self) -> None:
+        for task in list(self._on_lanes):
+            try:
+                task.waits_for.check()
+            except LaneClosed as closed:
+                self._on_lanes.remove(task)
+                self._resume(task, closed)
+
+    def _resume(self, task: _Task, error: BaseException | None = None) -> None:
+        try:
+            if error is None:
+                task.waits_for = task.coroutine.send(None)
+            else:
+                task.waits_for = task.coroutine.throw(error)
+        except StopIteration:
+            return
+        if isinstance(task.waits_for, LaneLink):
+            self._on_lanes.append(task)
+        else:
+            self._others.append(task)
+
+    def _close(self) -> None:
+        for task in [*self._on_lanes, *self._others]:
+            task.coroutine.close()
+        self._on_lanes.clear()
+        self._others.clear()

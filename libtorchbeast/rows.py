@@ -1,0 +1,256 @@
+"""The row: what environments say at each step. Its fields, dtypes and rule, for everybody.
+
+A row is a dict of arrays [K, ...] of K environments that step together: `frame` (the observation,
+an array or a tree of arrays), the numbers in `NUMBERS`, and `last_action`.
+
+`done` on a row: its frame is the first of a new episode; reward, episode_step and episode_return on
+that row belong to the episode that just ended. `truncated` on a row: the transition into it did not
+happen. A time limit therefore gives an ordinary row with the true final frame, then one extra row
+with the reset frame, `done` and `truncated` set, whose action the environment ignored.
+A row with `done` and episode_step 0 ends no episode: the first row of all, a lost life, or the
+first row of an environment that was rebuilt.
+
+Nothing here is compiled, and nothing needs more than NumPy.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from libtorchbeast.tree import leaves_of, map_tree
+
+Row = dict[str, Any]
+
+NUMBERS = {
+    "reward": "float32",
+    "done": "bool",
+    "truncated": "bool",
+    "episode_step": "int32",
+    "episode_return": "float32",
+}
+"""What a row holds besides `frame` and `last_action`: one number an environment, of this dtype."""
+
+TORCHBEAST_FIELDS = ("frame", "reward", "done", "episode_step", "episode_return")
+"""The tuple that code written for TorchBeast has in the place of a row."""
+
+
+class Environments(Protocol):
+    """A group: `num_envs` environments that step together.
+
+    May have `num_actions` (0: not numbers from 0 on), and `action_spec`, a nest of `ArraySpec`
+    (default: one int64). Frames are nests of arrays, or of `Unstacked` ones.
+    """
+
+    num_envs: int
+
+    def reset(self) -> Row:
+        """Start an episode in each; call once, before the first step."""
+
+    def step(self, actions: Any) -> Row:
+        """Take one action [num_envs, ...] in each; episodes that end start again by themselves."""
+
+    def close(self) -> None: ...
+
+
+# ------------------------------------------------------------------------------------------- specs
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of one environment, without batch and time."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+INT64 = ArraySpec("int64")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Observation and action of one environment: trees of `ArraySpec`."""
+
+    observation: Any
+    action: Any = INT64
+
+    @property
+    def row(self) -> Row:
+        """Of all fields of a row."""
+        numbers = {name: ArraySpec(dtype) for name, dtype in NUMBERS.items()}
+        return {"frame": self.observation, **numbers, "last_action": self.action}
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(leaf.num_bytes for _, leaf in leaves_of(self.row))
+
+    def to_json(self) -> Any:
+        """Only dicts, lists, strings and numbers."""
+        return {"observation": _to_json(self.observation), "action": _to_json(self.action)}
+
+    @classmethod
+    def from_json(cls, json: Any) -> "Spec":
+        return cls(_from_json(json["observation"]), _from_json(json["action"]))
+
+
+def spec_of(arrays: Any) -> Any:
+    """The specs of a tree of arrays [K, ...]."""
+    return map_tree(lambda array: ArraySpec(str(array.dtype), tuple(array.shape[1:])), arrays)
+
+
+def spec_of_space(space: Any) -> Any:
+    """A Gym or Gymnasium space as a tree of specs; by its attributes, for any version of them."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, (list, tuple)):
+        return tuple(spec_of_space(part) for part in parts)
+    if parts is not None:
+        return {key: spec_of_space(part) for key, part in parts.items()}
+    if is_discrete(space):
+        return INT64
+    return ArraySpec(str(np.dtype(space.dtype)), tuple(int(n) for n in space.shape))
+
+
+def is_discrete(space: Any) -> bool:
+    """By name, so that the old Gym's spaces fit, too."""
+    return any(kind.__name__ == "Discrete" for kind in type(space).__mro__)
+
+
+def describe(spec: Any) -> str:
+    """A tree of specs, for people."""
+    if isinstance(spec, ArraySpec):
+        return str(spec)
+    if isinstance(spec, dict):
+        return "{" + ", ".join(f"{key!r}: {describe(spec[key])}" for key in sorted(spec)) + "}"
+    return "(" + ", ".join(describe(item) for item in spec) + ")"
+
+
+def canonical(spec: Any) -> Any:
+    """The same for trees that correspond: sequences as tuples, dicts in the order of their keys."""
+    if isinstance(spec, ArraySpec):
+        return spec
+    if isinstance(spec, dict):
+        return {key: canonical(spec[key]) for key in sorted(spec)}
+    return tuple(canonical(item) for item in spec)
+
+
+def _to_json(spec: Any) -> Any:
+    if isinstance(spec, ArraySpec):
+        return {"dtype": spec.dtype, "shape": list(spec.shape)}
+    if isinstance(spec, dict):
+        return {"dict": {key: _to_json(value) for key, value in spec.items()}}
+    kind = "list" if isinstance(spec, list) else "tuple"
+    return {kind: [_to_json(value) for value in spec]}
+
+
+def _from_json(json: Any) -> Any:
+    if "dtype" in json:
+        return ArraySpec(str(json["dtype"]), tuple(int(n) for n in json["shape"]))
+    if "dict" in json:
+        return {str(key): _from_json(value) for key, value in json["dict"].items()}
+    if "list" in json:
+        return [_from_json(value) for value in json["list"]]
+    return tuple(_from_json(value) for value in json["tuple"])
+
+
+# -------------------------------------------------------------------------------------------- rows
+
+
+class EpisodeCounter:
+    """Counts steps and sums rewards of each environment's episode, and makes the rows."""
+
+    def __init__(self, num_envs: int, action: Any = INT64) -> None:
+        """`action` is the spec of one environment's action."""
+        self._steps = np.zeros(num_envs, np.int32)
+        self._returns = np.zeros(num_envs, np.float64)
+        self._action = action
+
+    def first_row(self, frame: Any) -> Row:
+        """The row before any step: `done`, and nothing ended."""
+        num_envs = len(self._steps)
+        self._steps[:] = 0
+        self._returns[:] = 0.0
+        row: Row = {name: np.zeros(num_envs, dtype) for name, dtype in NUMBERS.items()}
+        row["done"][:] = True
+        row["frame"] = frame
+        row["last_action"] = map_tree(
+            lambda spec: np.zeros((num_envs, *spec.shape), spec.dtype), self._action
+        )
+        return row
+
+    def row(
+        self,
+        frame: Any,
+        reward: np.ndarray,
+        done: np.ndarray,
+        truncated: np.ndarray,
+        last_action: Any,
+        ended: np.ndarray | None = None,
+    ) -> Row:
+        """The row after a step. `ended` (default: `done`) is where the whole episode is over."""
+        self._steps += ~truncated  # the extra row is no step
+        self._returns += reward
+        episode_step = self._steps.copy()
+        if ended is None:
+            ended = done
+        else:
+            episode_step[done & ~ended] = 0
+        row = {
+            "frame": frame,
+            "reward": reward.astype(np.float32),
+            "done": done,
+            "truncated": truncated,
+            "episode_step": episode_step,
+            "episode_return": self._returns.astype(np.float32),
+            "last_action": map_tree(_as_action, self._action, last_action),
+        }
+        self._steps[ended] = 0
+        self._returns[ended] = 0.0
+        return row
+
+    def forget(self, environment: int) -> None:
+        """The episode of one environment broke off: it is in no statistic."""
+        self._steps[environment] = 0
+        self._returns[environment] = 0.0
+
+
+def _as_action(spec: ArraySpec, action: Any) -> np.ndarray:
+    return np.asarray(action, spec.dtype)
+
+
+def as_first_row(row: Row, truncated: bool = False) -> Row:
+    """A row as the first of a stream: nothing led to it. `truncated` if other rows came before."""
+    zeros = {k: np.zeros_like(row[k]) for k in ("reward", "episode_step", "episode_return")}
+    flags = {"done": np.ones_like(row["done"]), "truncated": np.full_like(row["done"], truncated)}
+    return {**row, **zeros, **flags, "last_action": map_tree(np.zeros_like, row["last_action"])}
+
+
+def without_truncation(row: Row) -> Row:
+    """For a learner that does not know `truncated`: the extra row is a last step without reward."""
+    extra = row["truncated"]
+    last_step = extra & (row["episode_step"] > 0)  # not of an environment that was rebuilt
+    step = row["episode_step"] + last_step
+    return {**row, "truncated": np.zeros_like(extra), "episode_step": step}
+
+
+class Unstacked:
+    """K arrays that stand for one [K, ...]: who copies them on anyway may spare one copy.
+
+    For frames of `Environments` in processes that pass them on at once.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self.arrays = arrays
+        self.dtype = arrays[0].dtype
+        self.shape = (len(arrays), *arrays[0].shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.stack(self.arrays).astype(dtype or self.dtype, copy=False)

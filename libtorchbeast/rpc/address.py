@@ -1,0 +1,131 @@
+"""Addresses: `unix:/path` or `host:port`, and the sockets of this machine that stand for them."""
+
+import contextlib
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+DIAL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """`unix:/path`, or `host:port` (IPv6 in brackets)."""
+
+    text: str
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Raises ValueError with one sentence."""
+        if text.startswith("unix:"):
+            path = text.removeprefix("unix:")
+            path = path.removeprefix("//") if path.startswith("///") else path
+            if path:
+                return cls(text, path=path)
+        else:
+            host, colon, port = text.rpartition(":")
+            host = host.removeprefix("[").removesuffix("]")
+            if colon and host and port.isdecimal() and int(port) < 1 << 16 and "/" not in host:
+                return cls(text, host=host, port=int(port))
+        raise ValueError(f"An address is unix:/path or host:port, got {text!r}.")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine's users can be at the other end."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False  # a name: who knows what it stands for
+
+
+def server_address(basename: str, number: int) -> str:
+    """`unix:/path.<number>`, or `host:(port + number)`."""
+    where = Address.parse(basename)
+    if where.path:
+        return f"{basename}.{number}"
+    return f"{basename.rpartition(':')[0]}:{where.port + number}"
+
+
+def is_ours(path: str) -> bool:
+    """Whether a unix socket belongs to this user or to root: others may be anybody."""
+    return os.stat(path).st_uid in (os.geteuid(), 0)
+
+
+@contextlib.contextmanager
+def owner_only_socket(address: Address) -> Iterator[None]:
+    """While a unix socket is made: for its owner only, in the place of one that nobody uses."""
+    if not address.path:
+        yield
+        return
+    remove_stale_socket(address.path)
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def remove_stale_socket(path: str) -> None:
+    """Remove a socket that nobody listens at; OSError if somebody does, or if it is none."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise OSError(f"Cannot listen at unix:{path}: it is a file; name another path.")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        except TimeoutError:
+            pass
+        except PermissionError as error:
+            raise OSError(
+                f"Cannot listen at unix:{path}: another user's socket is there; name another path."
+            ) from error
+    raise OSError(f"Cannot listen at unix:{path}: somebody listens there; name another path.")
+
+
+def listen_unix(address: str) -> socket.socket:
+    """A socket that listens, for its owner only; OSError with one sentence."""
+    where = Address.parse(address)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with owner_only_socket(where):
+            listener.bind(where.path)
+        listener.listen(1024)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def dial_unix(path: str) -> socket.socket:
+    """A connection to a socket of this user; OSError with one sentence if there is none."""
+    if not is_ours(path):
+        raise PermissionError(f"The socket {path} belongs to another user; it is not called.")
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(DIAL_S)
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def speaks_http2(connection: socket.socket) -> bool:
+    """Whether who dialled speaks gRPC, by the first bytes, which must be there; they stay there."""
+    return connection.recv(4, socket.MSG_PEEK) == b"PRI "

@@ -1,0 +1,313 @@
+"""Environments that dial in: groups that play with a learner that listens, wherever it is.
+
+The learner may come and go; the environments stay, and so do their episodes. A learner on this
+machine (`unix:/path`) hands over lanes; else, or if it cannot, they speak gRPC.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import traceback
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from libtorchbeast.env_host import play
+from libtorchbeast.environments import Broken, Group
+from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
+from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.rpc import grpc_loops
+from libtorchbeast.rpc.address import Address, dial_unix, is_ours
+from libtorchbeast.rpc.env_server import lane_in
+from libtorchbeast.rpc.handshake import (
+    MAX_TEXT,
+    Greeting,
+    Hello,
+    Refused,
+    greeting_from_json,
+    printable,
+    refusal_from_json,
+)
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.shared_lanes import LaneClosed
+from libtorchbeast.supervisor import BackOff, RepeatFilter
+
+logger = logging.getLogger("torchbeast")
+
+HANDSHAKE_S = 150.0  # a learner may be building its model
+ACTION_S = 600.0  # and may be held up for a while later, too
+FLUSH_S = 2.0
+STOP_S = 1.0
+REFUSED_S, MAX_REFUSED_S = 5.0, 60.0  # between calls of a learner that does not want us
+MAX_MESSAGE_BYTES = 64 << 20
+
+
+class LearnerGone(Exception):
+    """The connection is lost, or there is none yet; dial again."""
+
+
+class LanesImpossible(Exception):
+    """Who listens at this socket hands over no lanes; speak gRPC."""
+
+
+class EnvironmentClient:
+    """Steps groups of environments with the actions of a learner, until it is stopped."""
+
+    def __init__(
+        self,
+        make_groups: list[Callable[[], Group]],
+        address: str,
+        name: str = "environments",
+        security: Security | None = None,
+        look_around: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`look_around` is called at every step, and a few times a second."""
+        self._security = security or Security()
+        self._security.check_dialing(address)
+        self._make_groups = make_groups
+        self._address = address
+        self._name = name
+        self._look_around = look_around
+        self._is_stopped = False
+        self._stop: Callable[[], object] = lambda: None
+        self._repeats = RepeatFilter()
+
+    def run(self) -> None:
+        """Play until `stop()`. Raises whatever the environments raise, after telling the learner.
+
+        A learner that refuses these environments is asked again, with long pauses.
+        """
+        groups = [make() for make in self._make_groups]
+        try:
+            if Address.parse(self._address).path:
+                with contextlib.suppress(LanesImpossible):
+                    self._run_on_lanes(groups)
+                    return
+                logger.info("%s hands over no lanes; speaking gRPC.", self._address)
+            grpc_loops.run(self._run_streams(groups))
+            gc.collect()  # what a cancelled task held, a connection, say, is held by a cycle
+        finally:
+            for group in groups:
+                group.close()
+
+    def stop(self) -> None:
+        """Let `run()` return; from any thread."""
+        self._is_stopped = True
+        self._stop()
+
+    def _hello(self, group: Group) -> Hello:
+        token = self._security.read_token()  # at each call: it may have been changed
+        return Hello(self._name, group.num_envs, group.spec, group.num_actions, token)
+
+    def _log(self, text: str, level: int = logging.INFO) -> None:
+        shown = self._repeats.take(text)
+        if shown is not None:
+            logger.log(level, "%s", shown)
+
+    def _pause_after(self, error: Exception, back_off: BackOff, refusals: BackOff) -> float:
+        """Log why there is no link, and say how long to wait before the next call."""
+        why = str(error).rstrip(".")
+        if isinstance(error, Refused):
+            pause_s = refusals.next_s()
+            text = f"The learner at {self._address} refused these environments: {why}."
+            self._log(f"{text} Asking again now and then.", logging.WARNING)
+        else:
+            pause_s = back_off.next_s()
+            self._log(f"No learner at {self._address}: {why}. Dialing again.")
+        return pause_s
+
+    # Lanes.
+
+    def _run_on_lanes(self, groups: list[Group]) -> None:
+        turns = Turns(self._look_around)
+        self._stop = turns.stop
+        if self._is_stopped:
+            return
+        for group in groups:
+            turns.add(self._play_on_lanes(group))
+        turns.run()
+
+    async def _play_on_lanes(self, group: Group) -> None:
+        """One lane after the other."""
+        back_off, refusals = BackOff(), BackOff(REFUSED_S, MAX_REFUSED_S)
+        while True:
+            connection = None
+            try:
+                connection, link, greeting = await dial_lane(self._address, self._hello(group))
+                self._log(f"Playing with the learner at {self._address}.")
+                back_off.reset()
+                await play(group, link, self._look_around, greeting.knows_truncation)
+            except (LearnerGone, Refused) as error:
+                await pause(self._pause_after(error, back_off, refusals))
+            except LaneClosed:
+                gone = LearnerGone("It closed the lane.")
+                await pause(self._pause_after(gone, back_off, refusals))
+            except Broken:
+                if connection is not None:
+                    with contextlib.suppress(OSError):
+                        connection.send("failure", text=traceback.format_exc()[-MAX_TEXT:])
+                raise
+            finally:
+                if connection is not None:
+                    connection.close()
+
+    # Streams.
+
+    async def _run_streams(self, groups: list[Group]) -> None:
+        from libtorchbeast.rpc.grpc_streams import Watched, watch
+
+        streams: set[Watched] = set()
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
+        if self._is_stopped:
+            return
+        watcher = asyncio.create_task(watch(streams, self._look_around))
+        players = [asyncio.create_task(self._play_streams(group, streams)) for group in groups]
+        waiter = asyncio.create_task(stopped.wait())
+        try:
+            ended, _ = await asyncio.wait([waiter, *players], return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # raises what ended it
+        finally:
+            for task in (watcher, waiter, *players):
+                task.cancel()
+            await asyncio.gather(watcher, waiter, *players, return_exceptions=True)
+
+    async def _play_streams(self, group: Group, streams: set[Any]) -> None:
+        """One stream after the other."""
+        back_off, refusals = BackOff(), BackOff(REFUSED_S, MAX_REFUSED_S)
+        while True:
+            is_playing = False
+            try:
+                dialled = dial_stream(self._address, self._security, self._hello(group), streams)
+                async with dialled as (call, link, greeting):
+                    self._log(f"Playing with the learner at {self._address}.")
+                    back_off.reset()
+                    is_playing = True
+                    try:
+                        await play(group, link, self._look_around, greeting.knows_truncation)
+                    except Broken:
+                        await send_failure(call, traceback.format_exc())
+                        raise
+            except (LearnerGone, Refused) as error:
+                if is_playing and isinstance(error, Refused):  # other environments may do better
+                    raise RuntimeError(f"The learner refused what was sent: {error}") from error
+                await asyncio.sleep(self._pause_after(error, back_off, refusals))
+
+
+# ---------------------------------------------------------------------------------------- dialing
+
+
+async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, Greeting]:
+    """Introduce environments to a learner of this machine, and wait for a lane (in `Turns`).
+
+    `LearnerGone`, `Refused`, or `LanesImpossible`. The connection must be closed after use.
+    """
+    try:
+        connection = JsonSocket(dial_unix(Address.parse(address).path))
+    except OSError as error:
+        raise LearnerGone(str(error)) from error
+    try:
+        connection.send("hello", **hello.to_json())
+        message = await next_message(connection, HANDSHAKE_S)
+        if message["kind"] == "refused":
+            raise refusal_from_json(message)
+        greeting = greeting_from_json(message)
+        lane = lane_in(await next_message(connection, HANDSHAKE_S), hello)
+        if lane is None:
+            raise LanesImpossible("The descriptor was lost.")
+        link = LaneLink(lane, connection)
+        await link.attach()
+        return connection, link, greeting
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, NotOurs):
+            raise LanesImpossible(str(error)) from error
+        if isinstance(error, (EOFError, OSError, TimeoutError, LaneClosed)):
+            raise LearnerGone(str(error) or "It closed the connection.") from error
+        if isinstance(error, Refused) and error.code not in Refused.PERMANENT:
+            raise LearnerGone(str(error)) from error
+        raise
+
+
+@contextlib.asynccontextmanager
+async def dial_stream(
+    address: str, security: Security, hello: Hello, streams: set[Any]
+) -> AsyncIterator[Any]:
+    """(call, link, greeting) of a gRPC stream to a learner (in asyncio).
+
+    `LearnerGone` or `Refused`, also while it is in use.
+    """
+    import grpc
+    import grpc.aio
+
+    from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, StreamLink, watched
+    from libtorchbeast.rpc.messages import LEARNER_METHOD, decode_greeting, encode_hello
+
+    check_owner(address)
+    channel = security.aio_channel(address, MAX_MESSAGE_BYTES)
+    call: Any = None
+    try:
+        async with watched(streams, address) as stream:
+            call = channel.stream_stream("/" + "/".join(LEARNER_METHOD))()
+            stream.expect(ANSWER, HANDSHAKE_S)
+            await call.write(encode_hello(hello))
+            data = await call.read()
+            if data is grpc.aio.EOF:
+                raise LearnerGone("It closed the stream.")
+            stream.has_done(ANSWER)
+            link = StreamLink(hello, call.read, call.write, stream, ACTION_S)
+            yield call, link, decode_greeting(data)
+    except grpc.aio.AioRpcError as error:
+        raise end_of_call(error) from error
+    except asyncio.InvalidStateError as error:
+        raise end_of_call(await status_of(call)) from error
+    except LinkLost as error:
+        raise LearnerGone(str(error)) from error
+    except Refused as error:
+        if error.code in Refused.PERMANENT:
+            raise
+        raise LearnerGone(str(error)) from error
+    finally:
+        await channel.close()
+
+
+async def status_of(call: Any) -> Any:
+    """How a call ended, if it says so soon."""
+    try:
+        async with asyncio.timeout(STOP_S):
+            return await call.code(), await call.details()
+    except TimeoutError:
+        return None
+
+
+def end_of_call(error: Any) -> Exception:
+    """What a status means to who dialled."""
+    if error is None:
+        return LearnerGone("The connection was lost.")
+    code, details = error if isinstance(error, tuple) else (error.code(), error.details())
+    if code.name == "INTERNAL":  # all that grpc knows of a stream that is ended while it is written
+        return LearnerGone("It ended the stream at once; it may have no place left, or be ending.")
+    text = printable(details or code.name)
+    return Refused(code.name, text) if code.name in Refused.PERMANENT else LearnerGone(text)
+
+
+async def send_failure(call: Any, text: str) -> None:
+    """The last words of environments, if anybody listens."""
+    import grpc.aio
+
+    from libtorchbeast.rpc.messages import encode_failure
+
+    with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError):
+        async with asyncio.timeout(FLUSH_S):
+            await call.write(encode_failure(text))
+            await call.done_writing()
+
+
+def check_owner(address: str) -> None:
+    """Another user's socket does not get our token; `LearnerGone` if it is one."""
+    path = Address.parse(address).path
+    with contextlib.suppress(FileNotFoundError):
+        if path and not is_ours(path):
+            raise LearnerGone(f"The socket {path} belongs to another user; it is not called.")

@@ -1,0 +1,296 @@
+"""Environments that listen: a learner dials, and gets groups of environments of its own.
+
+At a unix socket both ends share a machine: the learner hands over lanes, and one thread plays on
+all of them in turn (lane_scheduler.py); no gRPC is needed, nor imported. At a port, or if somebody
+speaks gRPC at the socket, see grpc_server.py.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from libtorchbeast.env_host import play
+from libtorchbeast.environments import Group, SyncEnvs
+from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause, readable
+from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
+from libtorchbeast.rpc.handshake import (
+    MAX_TEXT,
+    Hello,
+    Refused,
+    check_token,
+    greeting_from_json,
+    refusal_from_json,
+)
+from libtorchbeast.rpc.limits import Admission, Limits
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.shared_lanes import Lane, LaneClosed, map_lane
+
+logger = logging.getLogger("torchbeast")
+
+MAX_STREAMS = 64  # each has environments of its own
+GRANT_S = 600.0  # for a learner to hand over a lane: it may be building its model
+FOREVER_S = 1e9
+NO_DESCRIPTOR_S = 0.5  # between two looks for one
+
+MakeGroup = Callable[[bool], Group]
+"""`make_group(knows_truncation)` makes environments for a learner."""
+Introduce = Callable[[Group], Hello]
+
+
+class EnvironmentServer:
+    """Serves groups of environments until it is stopped; `Server` is the one for single ones."""
+
+    def __init__(
+        self,
+        make_group: MakeGroup,
+        server_address: str,
+        name: str = "environments",
+        security: Security | None = None,
+        limits: Limits | None = None,
+        num_streams: int = 1,
+        look_around: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The learner is asked for `num_streams` at once: while the agent thinks about one group,
+        the others step. `look_around` is called at every step, and a few times a second."""
+        self._make_group = make_group
+        self._name = name
+        self._num_streams = num_streams
+        self._security = security or Security()
+        self._limits = limits or Limits(max_streams=MAX_STREAMS)
+        self._look_around = look_around
+        self._admission = Admission(self._limits)
+        self._is_stopped = False
+        self._stop: Callable[[], object] = lambda: None
+        self._security.check_listening(server_address)
+        self.server_address = server_address
+
+    def run(self, on_listening: Callable[[str], None] = lambda address: None) -> None:
+        """Serve until `stop()`. OSError with one sentence if the address cannot be had."""
+        if Address.parse(self.server_address).path:
+            self._run_on_lanes(on_listening)
+        else:
+            self._run_streams(self.server_address, on_listening)
+
+    def stop(self) -> None:
+        """Let `run()` return; from any thread, also before it was called."""
+        self._is_stopped = True
+        self._stop()
+
+    def introduce(self, group: Group) -> Hello:
+        """What a group's first message says."""
+        return Hello(
+            name=self._name,
+            num_envs=group.num_envs,
+            spec=group.spec,
+            num_actions=group.num_actions,
+            num_streams=self._num_streams,
+        )
+
+    # Streams.
+
+    def _run_streams(self, address: str, on_listening: Callable[[str], None]) -> None:
+        from libtorchbeast.rpc.grpc_server import StreamServer
+
+        server = StreamServer(*self._for_streams(), look_around=self._look_around)
+        self._stop = server.stop
+        if self._is_stopped:  # looked at after `_stop` is there: no call of stop() is missed
+            return
+
+        def listening(address: str) -> None:
+            self.server_address = address
+            on_listening(address)
+
+        server.run(address, listening)
+
+    def _for_streams(self) -> tuple[MakeGroup, Introduce, Security, Admission, Limits]:
+        return self._make_group, self.introduce, self._security, self._admission, self._limits
+
+    # Lanes.
+
+    def _run_on_lanes(self, on_listening: Callable[[str], None]) -> None:
+        turns = Turns(self._look_around)
+        self._stop = turns.stop
+        if self._is_stopped:
+            return
+        path = Address.parse(self.server_address).path
+        listener = listen_unix(self.server_address)
+        streams = StreamsBehind(*self._for_streams())
+        try:
+            turns.add(self._accept(listener, turns, streams))
+            on_listening(self.server_address)
+            turns.run()
+        finally:
+            listener.close()
+            if os.path.exists(path):
+                os.unlink(path)
+            streams.close()
+
+    async def _accept(
+        self, listener: socket.socket, turns: Turns, streams: "StreamsBehind"
+    ) -> None:
+        while True:
+            await readable(listener, FOREVER_S)
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # who called has left, or no descriptor is left
+                await pause(NO_DESCRIPTOR_S)
+                continue
+            connection.setblocking(False)
+            turns.add(self._welcome(connection, streams))
+
+    async def _welcome(self, connection: socket.socket, streams: "StreamsBehind") -> None:
+        try:
+            await readable(connection, self._limits.handshake_s)
+            if speaks_http2(connection):
+                await streams.take(connection)
+                return
+        except Exception as error:
+            if not isinstance(error, (OSError, TimeoutError)):  # who called has left
+                logger.error("Nobody can speak gRPC at %s: %s", self.server_address, error)
+            connection.close()
+            return
+        peer = JsonSocket(connection)
+        try:
+            with self._admission.stream("unix:"):
+                await self._serve(peer)
+        except (EOFError, NotOurs, OSError, TimeoutError, LaneClosed):
+            pass  # the learner left, or never was one
+        except Refused as error:
+            _say(peer, "refused", code=error.code, text=str(error))
+        except EnvironmentRaised as error:
+            text = "".join(traceback.format_exception(error.__cause__))
+            logger.error("%s", text)
+            _say(peer, "failure", text=text[-MAX_TEXT:])
+        finally:
+            peer.close()
+
+    async def _serve(self, peer: JsonSocket) -> None:
+        greeting = greeting_from_json(await next_message(peer, self._limits.handshake_s))
+        check_token(self._security.read_token(), greeting.token)
+        with what_environments_raise():
+            group = self._make_group(greeting.knows_truncation)
+        try:
+            hello = self.introduce(group)
+            peer.send("hello", **hello.to_json())
+            lane = lane_in(await next_message(peer, GRANT_S), hello)
+            if lane is None:
+                peer.send("no_descriptor")
+                return
+            link = LaneLink(lane, peer)
+            await link.attach()
+            with what_environments_raise():
+                await play(group, link, self._look_around, greeting.knows_truncation)
+        finally:
+            group.close()
+
+
+class EnvironmentRaised(Exception):
+    """The cause is what environments raised, which may be anything."""
+
+
+@contextlib.contextmanager
+def what_environments_raise() -> Iterator[None]:
+    """Tell their exceptions from those of the connection."""
+    try:
+        yield
+    except LaneClosed:
+        raise
+    except Exception as error:
+        raise EnvironmentRaised from error
+
+
+def _keep_what_grpc_made() -> None:
+    """In a fork, objects of the parent's gRPC must not be collected: it would crash.
+
+    A `Server` that is forked from a program with gRPC threads does without gRPC at a unix socket.
+    """
+    if "grpc" in sys.modules:
+        gc.freeze()
+
+
+os.register_at_fork(after_in_child=_keep_what_grpc_made)
+
+
+def lane_in(message: dict[str, Any], hello: Hello) -> Lane | None:
+    """The lane that a learner hands over; None if its descriptor was lost on the way."""
+    if message["kind"] == "refused":
+        raise refusal_from_json(message)
+    if message["kind"] != "lane":
+        raise NotOurs(f"Expected a lane, got {message['kind']}.")
+    lane = map_lane(message.get("fd"), hello.spec, hello.num_envs)
+    if lane is not None:
+        lane.release()  # the memory stays mapped, and descriptors are scarce
+    return lane
+
+
+def _say(peer: JsonSocket, kind: str, **values: Any) -> None:
+    with contextlib.suppress(OSError):  # nobody may be there to hear it
+        peer.send(kind, **values)
+
+
+class StreamsBehind:
+    """A gRPC server of its own thread, for who speaks gRPC at a unix socket; starts when needed."""
+
+    JOIN_S = 10.0
+
+    def __init__(self, *arguments: Any) -> None:
+        """Of `StreamServer`."""
+        self._arguments = arguments
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    async def take(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere."""
+        from libtorchbeast.rpc.grpc_server import START_S, StreamServer
+
+        if self._thread is None:
+            self._server = StreamServer(*self._arguments)
+            self._thread = threading.Thread(
+                target=self._server.run_behind, name="streams", daemon=True
+            )
+            self._thread.start()
+        deadline = time.monotonic() + START_S
+        while not self._server.is_listening.is_set():
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                raise TimeoutError("gRPC did not start in time.")
+            await pause(0.05)
+        self._server.take(connection)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._server.stop()
+            self._thread.join(self.JOIN_S)
+
+
+class Server(EnvironmentServer):
+    """Serves environments made by `env_class()`, one for each stream."""
+
+    def __init__(
+        self,
+        env_class: Callable[[], Any],
+        server_address: str = "unix:/tmp/polybeast",
+        security: Security | None = None,
+    ) -> None:
+        """The environments may be old Gym's or Gymnasium's; observations may be nests of arrays.
+
+        The address is `unix:/path` or `host:port`; other machines need `security`.
+        """
+
+        def make_group(knows_truncation: bool) -> Group:
+            return Group(
+                lambda _: SyncEnvs(env_class, 1, knows_truncation=knows_truncation),
+                seed=0,  # never used: such environments seed themselves, as they always did
+                rebuild=knows_truncation,
+            )
+
+        name = getattr(env_class, "__name__", "environment")
+        super().__init__(make_group, server_address, name, security)

@@ -1,0 +1,111 @@
+"""gRPC streams as links, and deadlines for who is at their other end."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from libtorchbeast.rows import Row
+from libtorchbeast.rpc.handshake import Hello, Refused
+from libtorchbeast.rpc.steps import ActionsReader, encode_step
+
+WATCH_S = 0.5  # how often deadlines are looked at
+
+# What an other end must do in time.
+INTRODUCE, STEP, READ, ANSWER = "introduced itself", "taken a step", "read its actions", "answered"
+
+Read = Callable[[], Awaitable[Any]]
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class LinkLost(Exception):
+    """The other end is gone, or not there yet; dial again."""
+
+
+class Watched:
+    """A task that is cancelled when the other end lets it wait too long.
+
+    Setting a deadline costs next to nothing: somebody looks at all of them now and then (`watch`).
+    """
+
+    def __init__(self, peer: str, task: asyncio.Task[Any] | None = None) -> None:
+        self.peer = peer
+        self.task = task
+        self.num_steps = 0
+        self.is_authenticated = False
+        self.ended_by: Refused | None = None
+        self._deadlines: dict[str, float] = {}  # of what is expected
+
+    def expect(self, what: str, seconds: float) -> None:
+        """The other end must do this in time."""
+        self._deadlines[what] = time.monotonic() + seconds
+
+    def has_done(self, what: str) -> None:
+        self._deadlines.pop(what, None)
+
+    def end(self, why: Refused) -> None:
+        if self.ended_by is None and self.task is not None:
+            self.ended_by = why
+            self.task.cancel()
+
+    def check(self) -> None:
+        now = time.monotonic()
+        for what, deadline in list(self._deadlines.items()):
+            if deadline < now:
+                text = f"The other end has not {what} in time."
+                self.end(Refused("DEADLINE_EXCEEDED", text))
+
+
+async def watch(tasks: set[Watched], look_around: Callable[[], None]) -> None:
+    """End those that are let wait too long, for ever."""
+    while True:
+        await asyncio.sleep(WATCH_S)
+        look_around()
+        for task in list(tasks):
+            task.check()
+
+
+class StreamLink:
+    """A gRPC stream of environments, whoever dialled."""
+
+    def __init__(
+        self, hello: Hello, read: Read, write: Write, watched: Watched, answer_s: float
+    ) -> None:
+        import grpc.aio
+
+        self._eof = grpc.aio.EOF
+        self._read = read
+        self._write = write
+        self._watched = watched
+        self._answer_s = answer_s
+        self._actions = ActionsReader(hello.spec, hello.num_envs)
+
+    async def show(self, row: Row) -> Any:
+        """The actions for a row; `LinkLost` if the learner has left."""
+        self._watched.expect(ANSWER, self._answer_s)
+        await self._write(encode_step(row))
+        data = await self._read()
+        if data is self._eof:
+            raise LinkLost("The learner closed the stream.")
+        self._watched.has_done(ANSWER)
+        self._watched.num_steps += 1
+        return self._actions.read(data)
+
+
+@contextlib.asynccontextmanager
+async def watched(tasks: set[Watched], peer: str) -> Any:
+    """The current task, with deadlines; `Refused` in the place of its cancellation by one."""
+    task = asyncio.current_task()
+    assert task is not None
+    entry = Watched(peer, task)
+    tasks.add(entry)
+    try:
+        yield entry
+    except asyncio.CancelledError:
+        if entry.ended_by is None:
+            raise  # by somebody else: the other end is gone, or this process ends
+        task.uncancel()
+        raise entry.ended_by from None
+    finally:
+        tasks.discard(entry)

@@ -1,0 +1,238 @@
+"""What environments and a learner say of themselves before they play, and what must hold of it.
+
+The same for gRPC (messages.py turns it to bytes) and for sockets of this machine (as JSON, here).
+No protobuf is imported.
+"""
+
+import hmac
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from libtorchbeast.rows import INT64, ArraySpec, Spec, canonical, describe
+from libtorchbeast.tree import leaves_of
+
+VERSION = 1
+_INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
+DTYPES = frozenset(["bool", *_INTEGERS, "float16", "float32", "float64"])
+MAX_LEAVES = 256
+MAX_DEPTH = 16
+MAX_SPEC_BYTES = 1 << 16
+MAX_DIMENSIONS = 8
+MAX_NUM_ENVS = 1 << 16
+MAX_NUM_ACTIONS = 1 << 16
+MAX_NUM_STREAMS = 64  # that one server asks for
+MAX_NAME = 200
+MAX_TEXT = 10_000
+MAX_STATUS_TEXT = 2_000  # a status travels as a header, and those are small
+
+
+class Refused(Exception):
+    """What the other end did cannot go on; `code` names a gRPC status, the text says why."""
+
+    # After these there is something to correct before it makes sense to dial again.
+    PERMANENT = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "UNIMPLEMENTED")
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class EnvironmentFailed(Exception):
+    """Something raised in the environments at the other end; here is what they say about it."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What environments say of themselves; see env.proto."""
+
+    name: str
+    num_envs: int
+    spec: Spec
+    num_actions: int = 0
+    token: str = ""
+    num_streams: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "spec": self.spec.to_json(), "version": VERSION}
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a learner says of itself; see env.proto."""
+
+    name: str
+    token: str = ""
+    knows_truncation: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "version": VERSION}
+
+
+def hello_from_json(
+    values: dict[str, Any],
+    max_row_bytes: int,
+    check_token: Callable[[str], None] = lambda token: None,
+) -> Hello:
+    """Raises `Refused`. Whoever has no token gets nothing done here."""
+    try:
+        check_token(str(values["token"]))
+        check_version(int(values["version"]))
+        hello = Hello(
+            name=str(values["name"]),
+            num_envs=int(values["num_envs"]),
+            spec=Spec.from_json(values["spec"]),
+            num_actions=int(values["num_actions"]),
+            token=str(values["token"]),
+            num_streams=int(values["num_streams"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as e:
+        raise invalid(f"That is no Hello: {str(e)[:MAX_NAME]!r}.") from e
+    return check_hello(hello, max_row_bytes)
+
+
+def greeting_from_json(values: dict[str, Any]) -> Greeting:
+    """Raises `Refused`."""
+    try:
+        check_version(int(values["version"]))
+        return Greeting(
+            printable(str(values["name"])[:MAX_NAME]),
+            str(values["token"]),
+            bool(values["knows_truncation"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise invalid(f"That is no Greeting: {error!r}.") from error
+
+
+def refusal_from_json(message: dict[str, Any]) -> Refused:
+    """What the other end refused, and why."""
+    text = printable(str(message.get("text"))[:MAX_STATUS_TEXT])
+    return Refused(printable(str(message.get("code"))[:MAX_NAME]), text)
+
+
+def check_hello(hello: Hello, max_row_bytes: int) -> Hello:
+    """What must hold of environments, whoever they are; the same Hello, fit to be shown."""
+    for what, number, most in (
+        ("num_envs", hello.num_envs, MAX_NUM_ENVS),
+        ("num_streams", hello.num_streams, MAX_NUM_STREAMS),
+    ):
+        if not 1 <= number <= most:
+            raise invalid(f"{what} must be from 1 to {most}, got {number}.")
+    if not 0 <= hello.num_actions <= MAX_NUM_ACTIONS:
+        raise invalid(f"num_actions must be at most {MAX_NUM_ACTIONS}, got {hello.num_actions}.")
+    if len(hello.name) > MAX_NAME:
+        raise invalid(f"The name must have at most {MAX_NAME} characters, got {len(hello.name)}.")
+    _check_spec(hello.spec.observation, "observation")
+    _check_spec(hello.spec.action, "action")
+    if hello.num_actions and hello.spec.action != INT64:
+        raise invalid(
+            f"With num_actions ({hello.num_actions}) the action must be int64[], "
+            f"got {describe(hello.spec.action)}."
+        )
+    num_bytes = hello.num_envs * hello.spec.row_bytes
+    if num_bytes > max_row_bytes:
+        raise Refused(
+            "RESOURCE_EXHAUSTED",
+            f"The rows of one step may have {max_row_bytes} bytes, "
+            f"{hello.num_envs} environments like these have {num_bytes}; put fewer in a stream.",
+        )
+    return Hello(**{**vars(hello), "name": printable(hello.name)})
+
+
+def _check_spec(spec: Any, name: str) -> None:
+    if len(json.dumps(Spec(spec).to_json())) > MAX_SPEC_BYTES or _depth(spec) > MAX_DEPTH:
+        raise invalid(
+            f"The spec of the {name} may have {MAX_SPEC_BYTES} bytes and be nested {MAX_DEPTH} "
+            "deep, got more."
+        )
+    leaves = [leaf for _, leaf in leaves_of(spec)]
+    if not leaves:
+        raise invalid(f"The {name} must have at least one array, got none.")
+    if len(leaves) > MAX_LEAVES:
+        raise invalid(f"The spec of the {name} may have {MAX_LEAVES} arrays, got {len(leaves)}.")
+    for leaf in leaves:
+        _check_array(leaf, name)
+
+
+def _depth(spec: Any) -> int:
+    if isinstance(spec, ArraySpec):
+        return 0
+    parts = spec.values() if isinstance(spec, dict) else spec
+    return 1 + max((_depth(part) for part in parts), default=0)
+
+
+def _check_array(array: ArraySpec, name: str) -> None:
+    if array.dtype not in DTYPES:
+        raise invalid(
+            f"The dtype of the {name} must be one of {', '.join(sorted(DTYPES))}, "
+            f"got {printable(array.dtype[:MAX_NAME])!r}."
+        )
+    if len(array.shape) > MAX_DIMENSIONS or any(n < 1 for n in array.shape):
+        raise invalid(
+            f"The shape of the {name} must have at most {MAX_DIMENSIONS} dimensions, none of them "
+            f"0, got {list(array.shape)[: 2 * MAX_DIMENSIONS]}."
+        )
+
+
+def check_version(version: int) -> None:
+    if version != VERSION:
+        raise Refused(
+            "FAILED_PRECONDITION",
+            f"This end speaks version {VERSION} of the protocol, the other version {version}; "
+            "install the same version of torchbeast at both ends.",
+        )
+
+
+def check_token(expected: str, given: str) -> None:
+    """Raise `Refused` unless they are the same, in a time that does not depend on how alike."""
+    if expected and not hmac.compare_digest(expected.encode(), given.encode()):
+        what = "another one" if given else "none"
+        raise Refused(
+            "UNAUTHENTICATED",
+            f"The token must be this end's, got {what}; give both ends the same --token_file.",
+        )
+
+
+def check_fit(
+    expected: Spec | None, num_actions: int | None, got: Spec, got_num_actions: int
+) -> None:
+    """Raise `Refused` unless these environments are like those that the learner works with."""
+    if expected is None:
+        return
+    for name in ("observation", "action"):
+        ours, theirs = getattr(expected, name), getattr(got, name)
+        if canonical(ours) != canonical(theirs):
+            raise Refused(
+                "FAILED_PRECONDITION",
+                f"The learner works with {name}s {describe(ours)}, "
+                f"these environments have {describe(theirs)}.",
+            )
+    if num_actions and got_num_actions and num_actions != got_num_actions:
+        raise Refused(
+            "FAILED_PRECONDITION",
+            f"The learner works with {num_actions} actions, "
+            f"these environments have {got_num_actions}.",
+        )
+
+
+def learner_is_ending() -> Refused:
+    return Refused("UNAVAILABLE", "The learner is ending; try again later.")
+
+
+def invalid(text: str) -> Refused:
+    return Refused("INVALID_ARGUMENT", text)
+
+
+def status_text(text: str) -> str:
+    """Short enough for a status."""
+    return text if len(text) <= MAX_STATUS_TEXT else "... " + text[-MAX_STATUS_TEXT:]
+
+
+def printable(text: str) -> str:
+    """Without characters that would do something to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def printable_lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.splitlines())

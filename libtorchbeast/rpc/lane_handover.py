@@ -1,0 +1,84 @@
+"""Hosts of this machine, as a gateway sees them: a unix socket, and a lane handed over."""
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.rpc.handshake import (
+    MAX_TEXT,
+    EnvironmentFailed,
+    printable,
+    refusal_from_json,
+)
+from libtorchbeast.shared_lanes import AGENT, Lane
+
+
+class Host:
+    """The unix connection to a host of this machine, in an event loop."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = JsonSocket(connection)
+
+    def send(self, kind: str, **values: Any) -> None:
+        try:
+            self._socket.send(kind, **values)
+        except OSError as error:
+            raise EOFError from error
+
+    async def next(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message; None if none comes in time. EOFError, `NotOurs`."""
+        deadline = time.monotonic() + timeout_s
+        while (message := self._socket.next()) is None:
+            try:
+                await until_readable(self._socket, deadline - time.monotonic())
+            except TimeoutError:
+                return None
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+async def until_readable(connection: Any, timeout_s: float) -> None:
+    """TimeoutError if nothing comes."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    fd = connection.fileno()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, wake)
+    try:
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+def raise_said(message: dict[str, Any]) -> None:
+    """What a host says besides its Hello is bad news."""
+    kind, text = message["kind"], str(message.get("text"))
+    if kind == "failure":
+        raise EnvironmentFailed(text[-MAX_TEXT:])
+    if kind == "refused":
+        raise refusal_from_json(message)
+    raise NotOurs(f"Expected a Hello, got {printable(kind)}.")  # also `no_descriptor`
+
+
+class Stall:
+    """For how long the environments of a lane have had their turn and not used it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._num_passes = -1
+        self._since = time.monotonic()
+
+    def lasts_s(self) -> float:
+        num_passes = self._lane.num_passes
+        if num_passes != self._num_passes or self._lane.turn.state == AGENT:
+            self._num_passes, self._since = num_passes, time.monotonic()
+        return time.monotonic() - self._since

@@ -1,0 +1,259 @@
+"""For a simulator that calls the agent, instead of being called: a few lines and it is connected.
+
+with torchbeast.connect("learner:4242", num_actions=3) as actor:
+    action = actor.step(first_observation)
+    while True:
+        observation, reward, done = simulate(action)
+        action = actor.step(observation, reward, done)
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+import nest
+from libtorchbeast.lane_scheduler import Turns
+from libtorchbeast.rows import INT64, EpisodeCounter, Row, Spec, spec_of
+from libtorchbeast.rpc import grpc_loops
+from libtorchbeast.rpc.address import Address
+from libtorchbeast.rpc.env_client import LanesImpossible, LearnerGone, dial_lane, dial_stream
+from libtorchbeast.rpc.handshake import Hello
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.shared_lanes import LaneClosed
+from libtorchbeast.supervisor import BackOff
+from libtorchbeast.tree import map_tree
+
+logger = logging.getLogger("torchbeast")
+
+NO, YES = np.array([False]), np.array([True])
+JOIN_S = 5.0
+LOOK_S = 1.0
+
+
+class Actor:
+    """One environment's line to the agent. Dials at the first step, and again when it must."""
+
+    def __init__(
+        self,
+        address: str,
+        num_actions: int = 0,
+        action_spec: Any = None,
+        name: str = "simulator",
+        security: Security | None = None,
+        reconnect_s: float = 600.0,
+    ) -> None:
+        """`num_actions` if actions are numbers from 0; `action_spec`, a nest of `ArraySpec`, if
+        they are something else. The learner may be gone for `reconnect_s` seconds."""
+        self._security = security or Security()
+        self._security.check_dialing(address)
+        self._address = address
+        self._num_actions = num_actions
+        self._action_spec = INT64 if action_spec is None else action_spec
+        self._name = name
+        self._reconnect_s = reconnect_s
+        self._counter = EpisodeCounter(1, self._action_spec)
+        self._last_action = map_tree(lambda s: np.zeros((1, *s.shape), s.dtype), self._action_spec)
+        self._line: LaneLine | StreamLine | None = None
+        self._takes_lanes = bool(Address.parse(address).path)
+
+    def __enter__(self) -> "Actor":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def step(
+        self,
+        observation: Any,
+        reward: float = 0.0,
+        done: bool = False,
+        final_observation: Any = None,
+    ) -> Any:
+        """The agent's action for an observation, an array or a nest of arrays.
+
+        `reward` is for the action before. After the end of an episode call with `done`, the last
+        reward, and the first observation of the next episode. If it was a time limit that ended
+        it, give the true `final_observation`, too, so that the agent knows that life went on.
+
+        Raises `Refused` if the learner does not want this environment, and `LearnerGone` if there
+        is none for too long.
+        """
+        if self._line is None:
+            return self._dial(observation)
+        try:
+            if done and final_observation is not None and self._line.knows_truncation:
+                self._show(self._row(final_observation, reward, NO))
+                return self._show(self._row(observation, 0.0, YES, truncated=YES))
+            return self._show(self._row(observation, reward, YES if done else NO))
+        except LearnerGone:
+            self.close()
+            return self._dial(observation)
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _row(
+        self, observation: Any, reward: float, done: np.ndarray, truncated: np.ndarray = NO
+    ) -> Row:
+        frame = _as_frame(observation)
+        rewards = np.array([reward], np.float64)
+        return self._counter.row(frame, rewards, done, truncated, self._last_action)
+
+    def _dial(self, observation: Any) -> Any:
+        """Get through, and show the first row of a stream."""
+        row = self._counter.first_row(_as_frame(observation))
+        spec = Spec(spec_of(row["frame"]), self._action_spec)
+        back_off = BackOff()
+        deadline = time.monotonic() + self._reconnect_s
+        while True:
+            token = self._security.read_token()
+            hello = Hello(self._name, 1, spec, self._num_actions, token)
+            try:
+                self._line = self._open_line(hello)
+                return self._show(row)
+            except LearnerGone as gone:
+                self.close()
+                if time.monotonic() > deadline:
+                    raise
+                logger.info("No learner at %s: %s", self._address, gone)
+                time.sleep(back_off.next_s())
+            except BaseException:
+                self.close()
+                raise
+
+    def _open_line(self, hello: Hello) -> "LaneLine | StreamLine":
+        if self._takes_lanes:
+            try:
+                return LaneLine(self._address, hello)
+            except LanesImpossible:
+                self._takes_lanes = False
+        return StreamLine(self._address, self._security, hello)
+
+    def _show(self, row: Row) -> Any:
+        assert self._line is not None
+        actions = self._line.show(row)
+        self._last_action = nest.map(np.copy, actions)
+        return nest.map(_plain, actions)
+
+
+class LaneLine:
+    """A lane, for a thread that has nothing else to do while it waits."""
+
+    def __init__(self, address: str, hello: Hello) -> None:
+        self._connection, self._link, greeting = _complete(dial_lane(address, hello))
+        self.knows_truncation = greeting.knows_truncation
+
+    def show(self, row: Row) -> Any:
+        try:
+            return _complete(self._link.show(row))
+        except LaneClosed as error:
+            raise LearnerGone("The learner closed the lane.") from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine of `Turns` to its end; what it returns."""
+    result: list[Any] = []
+
+    async def run() -> None:
+        result.append(await coroutine)
+
+    turns = Turns()
+    turns.add(run())
+    turns.run()
+    return result[0]
+
+
+class StreamLine:
+    """A gRPC stream, in an event loop of a thread of its own: the caller may have one already."""
+
+    def __init__(self, address: str, security: Security, hello: Hello) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None  # while the stream lives
+        self._requests: asyncio.Queue[tuple[Row | None, Future[Any]]] = asyncio.Queue()
+        opened: Future[Any] = Future()
+        self._thread = threading.Thread(
+            target=grpc_loops.run,
+            args=(self._play(address, security, hello, opened),),
+            name="connect",
+            daemon=True,
+        )
+        self._thread.start()
+        try:
+            self.knows_truncation = self._result_of(opened).knows_truncation
+        except BaseException:
+            self.close()
+            raise
+
+    def show(self, row: Row) -> Any:
+        return self._result_of(self._request(row))
+
+    def _result_of(self, answer: Future[Any]) -> Any:
+        while True:
+            try:
+                return answer.result(LOOK_S)
+            except TimeoutError:
+                if not self._thread.is_alive():  # it ended before it saw the request
+                    raise LearnerGone("The stream is over.") from None
+
+    def close(self) -> None:
+        self._request(None)
+        self._thread.join(JOIN_S)
+
+    def _request(self, row: Row | None) -> Future[Any]:
+        answer: Future[Any] = Future()
+        loop = self._loop
+        if loop is None:
+            answer.set_exception(LearnerGone("The stream is over."))
+        else:
+            loop.call_soon_threadsafe(self._requests.put_nowait, (row, answer))
+        return answer
+
+    async def _play(
+        self, address: str, security: Security, hello: Hello, opened: Future[Any]
+    ) -> None:
+        """The whole life of the stream; what ends it is the answer to who waits."""
+        from libtorchbeast.rpc.grpc_streams import Watched, watch
+
+        self._loop = asyncio.get_running_loop()
+        streams: set[Watched] = set()
+        watcher = asyncio.create_task(watch(streams, lambda: None))
+        answer = opened
+        try:
+            async with dial_stream(address, security, hello, streams) as (_, link, greeting):
+                opened.set_result(greeting)
+                while True:
+                    row, answer = await self._requests.get()
+                    if row is None:
+                        return
+                    answer.set_result(await link.show(row))
+        except Exception as error:
+            self._loop = None
+            answer.set_exception(error)
+        finally:
+            self._loop = None
+            watcher.cancel()
+
+
+def _as_frame(observation: Any) -> Any:
+    return nest.map(lambda leaf: np.asarray(leaf)[None], observation)
+
+
+def _plain(action: np.ndarray) -> Any:
+    """[1, ...] to one array, or to a number that Python knows."""
+    return action[0].item() if action.ndim == 1 else action[0].copy()

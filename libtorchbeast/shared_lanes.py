@@ -1,0 +1,168 @@
+"""Lanes: shared memory in which a group of environments meets its actor.
+
+    environments ── rows: frame, reward, done, ... for K environments ──► actor
+                 ◄── actions for K environments ──────────────────────────
+
+Whose turn it is stands in one word (`Turn`, cpp/turn.h); who has the turn owns the memory.
+
+The memory has no name: a file descriptor stands for it, which child processes inherit and others
+are sent over a unix socket. There is nothing to unlink and nothing to clean up, however a process
+ends, and no limit of /dev/shm's size.
+"""
+
+import mmap
+import os
+import resource
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+import nest
+from libtorchbeast._C import Turn
+from libtorchbeast.memory import anonymous_memory
+from libtorchbeast.rows import ArraySpec, Row, Spec, Unstacked
+
+ALIGNMENT = 64
+DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own
+HEADER = np.dtype([("turn", "<u4", 16), ("counts", "<u8", 8)])  # a cache line each
+
+FREE, AGENT, ENVIRONMENT = Turn.State.FREE, Turn.State.AGENT, Turn.State.ENVIRONMENT
+GONE, CLOSED = Turn.State.GONE, Turn.State.CLOSED
+
+
+class LaneClosed(Exception):
+    """The agent wants no more rows from this lane."""
+
+
+class Lane:
+    """Views of one lane's memory; the same for both sides and in each process that maps it."""
+
+    def __init__(self, fd: int, spec: Spec, num_envs: int) -> None:
+        """Map the memory behind `fd`, which then belongs to the lane."""
+        self.fd = fd
+        self.spec = spec
+        self.num_envs = num_envs
+        self.bell_fd: int | None = None  # what the actor rings when it passes the turn
+        self._memory = np.frombuffer(mmap.mmap(fd, lane_size(spec, num_envs)), np.uint8)
+        header = self._memory[: HEADER.itemsize].view(HEADER)[0]
+        self.turn = Turn(header["turn"][:1])
+        self._counts = header["counts"]
+        self._had_turn = FREE  # what the state must be before our next rows
+        self._next_byte = HEADER.itemsize
+        self.rows: Row = nest.map(self._view, spec.row)  # [K, ...] each
+        self.actions: Any = nest.map(self._view, spec.action)
+
+    @classmethod
+    def create(cls, spec: Spec, num_envs: int) -> "Lane":
+        fd = anonymous_memory(lane_size(spec, num_envs), "torchbeast-lane")
+        return cls(fd, spec, num_envs)
+
+    def close(self) -> None:
+        """Say that it is over, and let go of the descriptor; views stay valid until dropped."""
+        self.turn.close()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the descriptor and say nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    @property
+    def num_passes(self) -> int:
+        """How often rows were written."""
+        return int(self._counts[0])
+
+    # What the environments' side does.
+
+    def attach(self, timeout_s: float) -> None:
+        """Wait until the lane is free. Then write the first rows, and `send_rows`."""
+        state = self.turn.wait_while(GONE, timeout_s)
+        if state == CLOSED:
+            raise LaneClosed
+        if state == GONE:
+            raise TimeoutError(f"The lane's last rollout was not taken within {timeout_s} s.")
+        if state != FREE:
+            raise RuntimeError(f"The lane is in use: {state}.")
+        self._had_turn = FREE
+
+    def write(self, row: Row) -> None:
+        """Copy a row into the lane."""
+        for name, views in self.rows.items():
+            if isinstance(views, np.ndarray):
+                _copy(views, row[name])
+            else:
+                nest.map_many2(_copy, views, row[name])
+
+    def send_rows(self) -> None:
+        """Give the agent its turn."""
+        self._counts[0] += 1
+        if not self.turn.pass_on(self._had_turn, AGENT):
+            raise LaneClosed
+        self._had_turn = ENVIRONMENT
+
+    def wait_for_actions(self, timeout_s: float) -> bool:
+        """Whether `actions` are there; raises `LaneClosed` at the end."""
+        state = self.turn.wait_while(AGENT, timeout_s)
+        if state in (GONE, CLOSED):
+            raise LaneClosed
+        return state == ENVIRONMENT
+
+    def _view(self, spec: ArraySpec) -> np.ndarray:
+        num_bytes = self.num_envs * spec.num_bytes
+        flat = self._memory[self._next_byte : self._next_byte + num_bytes]
+        self._next_byte += _aligned(num_bytes)
+        return flat.view(spec.dtype).reshape(self.num_envs, *spec.shape)
+
+
+def map_lane(fd: int | None, spec: Spec, num_envs: int) -> Lane | None:
+    """The lane behind a descriptor that was sent here, which is the lane's from then on.
+
+    None if it was lost on the way, or if there is no other left to map it with.
+    """
+    if fd is None:
+        return None
+    try:
+        if os.fstat(fd).st_size >= lane_size(spec, num_envs):
+            return Lane(fd, spec, num_envs)
+    except OSError:
+        pass
+    os.close(fd)
+    return None
+
+
+def allow_descriptors(number: int) -> None:
+    """Let this process open so many files, as far as the system allows: the default is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + 1024
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+
+
+def close_free_lane(lanes: Iterable[Lane]) -> None:
+    """One that nobody waits for or writes to, if there is one: another is to take its place."""
+    free = next((lane for lane in lanes if lane.turn.state == FREE), None)
+    if free is not None:
+        free.turn.close()
+
+
+def lane_size(spec: Spec, num_envs: int) -> int:
+    """Bytes of a lane's memory."""
+    leaves = [*nest.flatten(spec.row), *nest.flatten(spec.action)]
+    return HEADER.itemsize + sum(_aligned(num_envs * leaf.num_bytes) for leaf in leaves)
+
+
+def _copy(view: np.ndarray, value: Any) -> None:
+    if value.shape != view.shape:  # NumPy would repeat it where it can
+        raise ValueError(f"A row must hold {view.dtype}{view.shape}, got shape {value.shape}.")
+    if isinstance(value, Unstacked):
+        for i, array in enumerate(value.arrays):
+            np.copyto(view[i : i + 1], array)
+    else:
+        np.copyto(view, value)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

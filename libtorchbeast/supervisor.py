@@ -1,0 +1,303 @@
+"""Processes that are kept alive: started, watched, restarted with back-off, given up, explained.
+
+One `Supervisor` for all kinds: MonoBeast's actors, workers, gateways, environment servers. Its
+owner calls `poll()` a few times a second; that waits only for a process that hangs to write its
+stack, and for one that was killed to be gone. Nothing here is compiled.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+logger = logging.getLogger("torchbeast")
+
+MAX_FAILURES = 5  # in a row, before a process is given up
+MAX_GAP_S = 2.0  # more time between two polls says nothing about the processes
+STACK_S = 1.0  # for a process that hangs to say where
+REPEAT_S = 60.0  # the same text is logged once in so long
+NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # later there may be
+CANNOT_WORK = 78  # exit code (EX_CONFIG): what the command line says cannot work, now or later
+START_S = 60.0  # until the first heartbeat of a process, if its timeout is less
+
+
+class BackOff:
+    """Pauses that grow, each a little different, so that many do not come back at once."""
+
+    def __init__(self, first_s: float = 0.1, max_s: float = 10.0, factor: float = 2.0) -> None:
+        self._first_s = self._pause_s = first_s
+        self._max_s = max_s
+        self._factor = factor
+
+    def reset(self) -> None:
+        self._pause_s = self._first_s
+
+    def next_s(self) -> float:
+        pause_s = self._pause_s
+        self._pause_s = min(self._factor * pause_s, self._max_s)
+        return pause_s * random.uniform(0.75, 1.25)
+
+
+class RepeatFilter:
+    """Lets a text through once a minute, and says then how often it came in between."""
+
+    def __init__(self, most: int = 100) -> None:
+        """`most` different texts a minute; what is more is dropped."""
+        self._most = most
+        self._seen: dict[str, tuple[float, int]] = {}  # when it was let through, how often since
+
+    def take(self, text: str) -> str | None:
+        """The text, its last line if it was let through before, or None."""
+        now = time.monotonic()
+        at, count = self._seen.get(text, (0.0, 0))
+        if at and now - at < REPEAT_S:
+            self._seen[text] = (at, count + 1)
+            return None
+        if not at and len(self._seen) >= self._most:
+            self._seen = {t: (at, n) for t, (at, n) in self._seen.items() if now - at < REPEAT_S}
+            if len(self._seen) >= self._most:
+                return None
+        self._seen[text] = (now, 0)
+        if not at:
+            return text
+        return f"{text.rsplit(chr(10), 1)[-1]} (again, {count + 1} times since)"
+
+
+# --------------------------------------------------------------------------------- the supervisor
+
+
+class Process(Protocol):
+    """What a supervisor must know of a process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that killed it."""
+
+    def heartbeat(self) -> int:
+        """Another number whenever it has done something, or has nothing to do."""
+
+    def read_log(self) -> list[tuple[int, str]]:
+        """Levels and texts of what it has logged since the last call."""
+
+    def kill(self) -> None:
+        """End it and whatever it has started; returns when it is gone."""
+
+
+@dataclass
+class Child:
+    """One process that a supervisor keeps alive, and how it fares."""
+
+    name: str
+    """As logs call it: Worker 3."""
+    start: Callable[[int], Process]
+    """Start the process; gets the number of starts before. OSError: it cannot be started now."""
+    on_end: Callable[[], None] = lambda: None
+    """Called after its death, whatever the cause: take back what it held."""
+    progress: Callable[[], int] | None = None
+    """Counts its work. Without it, a process that lives for `HEALTHY_S` is healthy."""
+
+    process: Process | None = field(default=None, init=False)
+    given_up: bool = field(default=False, init=False)
+    last_words: str = field(default="", init=False)
+    """The text of the last warning it logged."""
+    idle_s: float = field(default=0.0, init=False)
+    _num_starts: int = field(default=0, init=False)
+    _failures_in_a_row: int = field(default=0, init=False)
+    _back_off: BackOff = field(default_factory=lambda: BackOff(factor=4.0), init=False)
+    _start_at: float = field(default=0.0, init=False)
+    _started_at: float = field(default=0.0, init=False)
+    _progress_at_failure: int = field(default=0, init=False)
+    _heartbeat: int = field(default=0, init=False)
+    _has_beaten: bool = field(default=False, init=False)
+
+
+HEALTHY_S = 30.0  # see Child.progress
+HEALTHY_PROGRESS = 20
+
+
+class Supervisor:
+    """Keeps processes alive. All methods are for one thread."""
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        timeout_s: float,
+        timeout_flag: str = "",
+        max_failures: int | None = MAX_FAILURES,
+        final_code: int | None = None,
+    ) -> None:
+        """A process whose heartbeat stops for `timeout_s` is killed; `timeout_flag` names the limit
+        to users. After `max_failures` in a row a child is given up; None: never. One that ends with
+        `final_code` is not started again (`cannot_work`)."""
+        self.children = list(children)
+        self.timeout_s = timeout_s
+        self.num_restarts = 0
+        self.cannot_work = False
+        """A process has said so, by its exit code."""
+        self._timeout_flag = f" ({timeout_flag})" if timeout_flag else ""
+        self._max_failures = max_failures
+        self._final_code = final_code
+        self._polled_at = time.monotonic()
+        self._repeats = RepeatFilter()
+
+    @property
+    def processes(self) -> list[Process]:
+        return [child.process for child in self.children if child.process is not None]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+    @property
+    def _start_s(self) -> float:
+        """Until the first heartbeat: a busy machine takes its time to import what is needed."""
+        return max(self.timeout_s, START_S)
+
+    def poll(self) -> None:
+        """Start what is to be started; log and restart what broke.
+
+        RuntimeError with the last words of the last one when all are given up.
+        """
+        now = time.monotonic()
+        # While this process was stopped (Ctrl-Z, a sleeping laptop), so were the others.
+        passed_s, self._polled_at = min(now - self._polled_at, MAX_GAP_S), now
+        for child in self.children:
+            if child.process is None:
+                if not child.given_up and now >= child._start_at:
+                    self._start(child)
+                continue
+            self.read_log(child)
+            code = child.process.exit_code()
+            if code is not None and code == self._final_code:
+                self.cannot_work = child.given_up = True
+                self._end(child)
+            elif code is not None:
+                self.fail(child, describe_exit(code))
+            else:
+                self._watch(child, passed_s)
+
+    def fail(self, child: Child, what: str) -> None:
+        """End a child that did something wrong, and restart it later unless it never works."""
+        if child.process is not None:
+            self._end(child)
+        progress = child.progress() if child.progress else 0
+        if child.progress:
+            healthy = progress - child._progress_at_failure >= HEALTHY_PROGRESS
+        else:
+            healthy = time.monotonic() - child._started_at >= HEALTHY_S
+        child._progress_at_failure = progress
+        if healthy:
+            child._failures_in_a_row = 0
+            child._back_off.reset()
+        child._failures_in_a_row += 1
+        if self._max_failures is None or child._failures_in_a_row < self._max_failures:
+            child._start_at = time.monotonic() + child._back_off.next_s()
+            self.num_restarts += 1
+            if child._failures_in_a_row < MAX_FAILURES:  # accidents: each is logged
+                logger.warning("%s %s; restarting it.", child.name, what)
+            else:
+                self._log(child, logging.WARNING, f"{what}; restarting it.", separator=" ")
+            return
+        child.given_up = True
+        tries = f"after {child._failures_in_a_row} failures in a row"
+        logger.error("%s %s; giving it up %s.", child.name, what, tries)
+        if all(other.given_up for other in self.children):
+            said = f":\n{child.last_words}" if child.last_words else "."
+            kind = child.name.split()[0].lower()
+            raise RuntimeError(f"No {kind} is left to work with; {child.name} {what}{said}")
+
+    def read_log(self, child: Child) -> None:
+        """Log what a child has logged."""
+        assert child.process is not None
+        for level, text in child.process.read_log():
+            if level >= logging.WARNING:
+                child.last_words = text
+            self._log(child, level, text)
+
+    def close(self, stop: Callable[[], None], timeout_s: float) -> None:
+        """Call `stop`, which asks all to end; wait, then kill. Nothing is left running."""
+        stop()
+        deadline = time.monotonic() + timeout_s
+        for child in self.children:
+            if child.process is None:
+                continue
+            while child.process.exit_code() is None:
+                if time.monotonic() > deadline:
+                    logger.warning("%s did not end in time; it is killed.", child.name)
+                    break
+                time.sleep(0.01)
+            self.read_log(child)
+            self._end(child)
+
+    def _start(self, child: Child) -> None:
+        child.idle_s = 0.0
+        child._has_beaten = False
+        child._started_at = time.monotonic()
+        try:
+            child.process = child.start(child._num_starts)
+        except OSError as error:
+            what = f"cannot be started ({error})"
+            if error.errno not in NO_ROOM:
+                self.fail(child, what)
+                return
+            # Not its own fault, however often it happens: it is never given up for that.
+            child._start_at = time.monotonic() + child._back_off.next_s()
+            self._log(child, logging.WARNING, f"{what}; trying again.", separator=" ")
+            return
+        child._num_starts += 1
+        child._heartbeat = child.process.heartbeat()
+
+    def _watch(self, child: Child, passed_s: float) -> None:
+        assert child.process is not None
+        heartbeat = child.process.heartbeat()
+        child.idle_s += passed_s
+        if heartbeat != child._heartbeat:
+            child._heartbeat, child.idle_s, child._has_beaten = heartbeat, 0.0, True
+        elif child.idle_s > (self.timeout_s if child._has_beaten else self._start_s):
+            self._ask_for_stack(child)
+            what = f"has done nothing for {child.idle_s:.0f} s{self._timeout_flag}"
+            self.fail(child, f"{what}{_stack_in(child)}")
+
+    def _ask_for_stack(self, child: Child) -> None:
+        """Let a process that hangs say where; it ends of that, if it can."""
+        assert child.process is not None
+        child.last_words = ""
+        with contextlib.suppress(OSError):
+            os.kill(child.process.pid, signal.SIGABRT)
+        deadline = time.monotonic() + STACK_S
+        while child.process.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child.last_words = "\n".join(text for _, text in child.process.read_log())
+
+    def _end(self, child: Child) -> None:
+        """Make sure that the process is gone; only then does what it held belong to nobody."""
+        assert child.process is not None
+        self.read_log(child)
+        child.process.kill()
+        child.process = None
+        child.on_end()
+
+    def _log(self, child: Child, level: int, text: str, separator: str = ": ") -> None:
+        shown = self._repeats.take(text)  # whoever said it
+        if shown is not None:
+            logger.log(level, "%s%s%s", child.name, separator, shown)
+
+
+def _stack_in(child: Child) -> str:
+    return f"; it was here:\n{child.last_words}\n" if child.last_words else ""
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, for people."""
+    if code < 0:
+        names = {member.value: member.name for member in signal.Signals}
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
+    return f"ended with exit code {code}"

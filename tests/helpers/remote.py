@@ -1,0 +1,167 @@
+"""Helpers for tests of remote environments: a small learner, and a check of what it got."""
+
+import contextlib
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import libtorchbeast
+import nest
+from libtorchbeast.rpc.env_client import EnvironmentClient
+from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+from tests.helpers.counting import EPISODE_STEPS, counting_group, next_action
+from tests.helpers.threads import wait_until
+
+
+class Learner:
+    """An agent and a learner that keep what they get; polls like a main thread would."""
+
+    def __init__(
+        self,
+        unroll_length: int = 4,
+        hold: bool = False,
+        check_first: Any = None,
+        **options: Any,
+    ):
+        """`options` are those of GatewaysConfig."""
+        self.unroll_length = unroll_length
+        self.rollouts: list[Any] = []  # as (rows, outputs, state), of one column each, NumPy
+        self.queue = libtorchbeast.BatchingQueue(minimum_batch_size=1, maximum_batch_size=1)
+        self.batcher = libtorchbeast.DynamicBatcher(timeout_ms=10)
+        state = (torch.zeros(1, 1),)
+        self.pool = libtorchbeast.ActorPool(
+            unroll_length, self.queue, self.batcher, initial_agent_state=state
+        )
+        self.gateways = Gateways(GatewaysConfig(**options), check_first=check_first)
+        self.gateways.open()
+        self.gateways.start(self.pool.add_lane)
+        self.over = threading.Event()
+        self.thinks = threading.Event()  # while set, the agent does not answer
+        if hold:
+            self.thinks.set()
+        self.errors: list[BaseException] = []
+        targets = (self._infer, self._take, self._poll, self.pool.run)
+        self.threads = [threading.Thread(target=self._call, args=(f,)) for f in targets]
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def address(self) -> str:
+        return self.gateways.listening[0]
+
+    def wait_for_rollouts(self, number: int, seconds: float = 60) -> None:
+        wanted = len(self.rollouts) + number
+        wait_until(lambda: len(self.rollouts) >= wanted or bool(self.errors), seconds)
+
+    def wait_for_streams(self, number: int, seconds: float = 60) -> None:
+        wait_until(lambda: self.gateways.num_streams == number or bool(self.errors), seconds)
+
+    def wait_for_environments(self, number: int, seconds: float = 60) -> None:
+        """Until rollouts of so many different ones are here."""
+
+        def num_seen() -> int:
+            return len({int(rows["frame"][0, 0, 0]) for rows, _, _ in list(self.rollouts)})
+
+        wait_until(lambda: num_seen() >= number or bool(self.errors), seconds)
+
+    def close(self) -> None:
+        self.over.set()
+        self.queue.close()
+        self.batcher.close()
+        for thread in self.threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        self.gateways.close()
+        if self.errors:
+            raise self.errors[0]
+
+    def _call(self, function: Any) -> None:
+        try:
+            function()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _infer(self) -> None:
+        for batch in self.batcher:
+            row, state = batch.get_inputs()
+            wait_until(lambda: not self.thinks.is_set())
+            observation = nest.front(row["frame"])
+            count = observation[..., 1] if observation.ndim > 2 else row["episode_step"]
+            batch.set_outputs(({"action": next_action(count.long())}, (state[0] + 1,)))
+
+    def _take(self) -> None:
+        for (rows, outputs), state in self.queue:
+            self.rollouts.append(nest.map(lambda t: t.numpy().copy(), (rows, outputs, state)))
+
+    def _poll(self) -> None:
+        while not self.over.wait(0.02):
+            self.gateways.poll()
+
+
+@contextlib.contextmanager
+def learner(**options: Any) -> Iterator[Learner]:
+    learner = Learner(**options)
+    try:
+        yield learner
+    finally:
+        learner.close()
+
+
+@contextlib.contextmanager
+def client(address: str, num_envs: int = 1, make: Any = None, **options: Any) -> Iterator[Any]:
+    """Environments that dial in, in a thread of this process."""
+    make = make or (lambda: counting_group(num_envs))
+    client = EnvironmentClient([make], address, **options)
+    thread = threading.Thread(target=client.run)
+    thread.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def check_rollouts(rollouts: list[Any], unroll_length: int) -> dict[int, int]:
+    """Every transition is there once, in order, and right; returns each environment's number.
+
+    Only what was on its way when a stream broke may be missing.
+    """
+    last_rows: dict[int, Any] = {}
+    num_transitions: dict[int, int] = defaultdict(int)
+    for rows, outputs, _ in rollouts:
+        frame, reward, done, truncated = (rows[k] for k in ("frame", "reward", "done", "truncated"))
+        step, episode_return = rows["episode_step"], rows["episode_return"]
+        last_action = rows["last_action"]
+        assert len(reward) == unroll_length + 1
+        ids = {int(frame[t, 0, 0]) for t in range(len(frame)) if not truncated[t, 0]}
+        assert len(ids) == 1
+        [id] = ids
+        first = tuple(float(x) for x in frame[0, 0])
+        is_new_stream = done[0, 0] and step[0, 0] == 0
+        if id in last_rows and is_new_stream:
+            assert first[1] >= last_rows[id][1], "what was lost with a stream does not come back"
+        elif id in last_rows:
+            assert first == last_rows[id], "a rollout begins with the last row of the one before"
+        for t, u in itertools.pairwise(range(unroll_length + 1)):
+            if truncated[u, 0]:
+                assert done[u, 0]
+                assert truncated[u:].all(), "only the end of a rollout is padded"
+                break
+            count = int(frame[u, 0, 1])
+            assert count == int(frame[t, 0, 1]) + 1
+            action = next_action(int(frame[t, 0, 1]))
+            assert outputs["action"][u, 0] == action
+            assert last_action[u, 0] == action
+            assert frame[u, 0, 2] == (-1 if done[u, 0] else action)
+            assert reward[u, 0] == count
+            assert done[u, 0] == (step[u, 0] == EPISODE_STEPS)
+            first_count = count - int(step[u, 0]) + 1
+            assert episode_return[u, 0] == sum(range(first_count, count + 1))
+            num_transitions[id] += 1
+            last_rows[id] = tuple(float(x) for x in frame[u, 0])
+    return num_transitions

@@ -1,0 +1,179 @@
+"""Training runs as their users start them, for the tests of both beasts."""
+
+import csv
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+TIMEOUT_S = 240  # for a machine that is busy with other things
+
+
+def command(module, savedir, *args):
+    return [sys.executable, "-m", f"torchbeast.{module}", "--savedir", str(savedir), *args]
+
+
+def run(module, savedir, *args, **options):
+    return subprocess.run(
+        command(module, savedir, *args),
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def read_logs(folder: Path):
+    with (folder / "logs.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def shared_memory():
+    """PyTorch's shared memory whose process is gone; others may be at work beside this test."""
+    paths = list(Path("/dev/shm").glob("torch_*_*"))  # torch_<process>_<some number>
+    gone = [path for path in paths if not psutil.pid_exists(int(path.name.split("_")[1]))]
+    return {path for path in gone if path.exists()}  # and not removed at its process's end
+
+
+class Background:
+    """A command in the background, and what it prints."""
+
+    def __init__(self, command, output_path, **options):
+        self.output_path = output_path
+        self._lines = output_path.open("w")
+        self.process = subprocess.Popen(
+            command, stdout=self._lines, stderr=subprocess.STDOUT, **options
+        )
+        self._main = psutil.Process(self.process.pid)
+
+    @property
+    def output(self):
+        return self.output_path.read_text()
+
+    def wait_for(self, condition, what):
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what} within {TIMEOUT_S} s:\n{self.output}"
+            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
+            time.sleep(0.05)
+
+    def family(self):
+        return [self._main, *self._main.children(recursive=True)]
+
+    def end(self, number):
+        """Send a signal, wait for the end, and see that nothing is left behind."""
+        family = self.family()
+        self.process.send_signal(number)
+        code = self.process.wait(TIMEOUT_S)
+        _, alive = psutil.wait_procs(family[1:], timeout=30)
+        assert not alive, alive
+        return code
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in self.family() if self.process.poll() is None else []:
+            process.kill()
+        self.process.wait(TIMEOUT_S)
+        self._lines.close()
+
+
+class Training(Background):
+    """A training run in the background."""
+
+    def __init__(self, module, savedir, *args, prefix=(), **options):
+        self.folder = savedir / "run"
+        super().__init__(
+            [
+                *prefix,
+                *command(module, savedir, "--xpid", "run", "--log_interval_s", "0.2", *args),
+            ],
+            savedir / "output",
+            **options,
+        )
+
+    def wait_for_step(self, step):
+        def reached():
+            steps = re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)
+            return bool(steps) and int(steps[-1].replace(",", "")) >= step
+
+        self.wait_for(reached, f"step {step}")
+        return self
+
+    @property
+    def step(self):
+        return int(re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)[-1].replace(",", ""))
+
+    def stop(self, number, code):
+        """Send a signal: the run must say so, save, and end with this code."""
+        assert self.end(number) == code
+        assert "Traceback" not in self.output
+        assert f"Stopped by {number.name}" in self.output
+        steps = torch.load(self.folder / "model.tar", weights_only=True)["stats"]["step"]
+        assert steps == int(read_logs(self.folder)[-1]["step"])
+
+    def actors(self):
+        """The processes that have no children and are not multiprocessing's own helper."""
+        leaves = [p for p in self.family()[1:] if not p.children()]
+        return [p for p in leaves if "resource_tracker" not in " ".join(p.cmdline())]
+
+
+class RemoteEnvironments(Background):
+    """`polybeast_env` in the background."""
+
+    def __init__(self, folder, *args, prefix=(), **options):
+        program = [sys.executable, "-m", "torchbeast.polybeast_env"]
+        super().__init__([*prefix, *program, *args], folder / "environments", **options)
+
+
+def mean_return(training: Training) -> float:
+    """The newest, of 100 episodes; of fewer, which may be luck, it is less than any."""
+    path = training.folder / "logs.csv"
+    rows = read_logs(training.folder) if path.exists() else []
+    if not rows or int(rows[-1].get("episodes") or 0) < 100:
+        return -math.inf
+    return float(rows[-1]["mean_episode_return"])
+
+
+def learn(module, savedir, bar, *args):
+    """Train until the mean return is above the bar; fails if the run is over before."""
+    with Training(module, savedir, *args, cwd=ROOT) as training:
+        training.wait_for(lambda: mean_return(training) > bar, f"mean return above {bar}")
+        assert training.end(signal.SIGTERM) == 0
+
+
+def final_return(folder):
+    return float(read_logs(folder)[-1]["mean_episode_return"])
+
+
+FRAGILE = """
+import gymnasium
+
+class Fragile(gymnasium.Wrapper):
+    steps = 0
+    def step(self, action):
+        self.steps += 1
+        if self.steps == {limit}:
+            {what}
+        return self.env.step(action)
+
+def make():
+    return Fragile(gymnasium.make("CartPole-v1"))
+"""
+
+
+def fragile(tmp_path, limit, what):
+    """The variables of a process that finds an environment `fragile:make`, which breaks."""
+    (tmp_path / "fragile.py").write_text(FRAGILE.format(limit=limit, what=what))
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -1,0 +1,402 @@
+"""The supervisor: what it starts, restarts, kills, gives up, and what it says about it."""
+
+import errno
+import itertools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from libtorchbeast import supervisor
+from libtorchbeast.helper_process import Helper
+from libtorchbeast.supervisor import (
+    CANNOT_WORK,
+    HEALTHY_PROGRESS,
+    MAX_FAILURES,
+    MAX_GAP_S,
+    BackOff,
+    Child,
+    RepeatFilter,
+    Supervisor,
+    describe_exit,
+)
+from tests.helpers.threads import wait_until
+from tests.helpers.training import ROOT
+
+TIMEOUT_S = 5.0
+
+
+class Clock:
+    """Time that passes when the test says so, or when somebody sleeps."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    module = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
+    monkeypatch.setattr(supervisor, "time", module)
+    return clock
+
+
+class FakeProcess:
+    pid = 2**30  # nobody's
+
+    def __init__(self):
+        self.code = None
+        self.beats = 0
+        self.hangs = False
+        self.log = []
+        self.is_killed = False
+
+    def exit_code(self):
+        return self.code
+
+    def heartbeat(self):
+        self.beats += not self.hangs
+        return self.beats
+
+    def read_log(self):
+        log, self.log = self.log, []
+        return log
+
+    def kill(self):
+        self.is_killed = True
+        self.code = -signal.SIGKILL
+
+
+class Fakes:
+    """Children whose processes are fakes; `errors` are raised by the next starts."""
+
+    def __init__(self, number=1, **options):
+        self.starts = []
+        self.ends = []
+        self.errors = []
+        self.progress = [0] * number
+        children = [self._child(i) for i in range(number)]
+        self.supervisor = Supervisor(children, TIMEOUT_S, "--the_timeout", **options)
+
+    def _child(self, i):
+        def start(num_starts):
+            if self.errors:
+                raise self.errors.pop()
+            self.starts.append((i, num_starts))
+            return FakeProcess()
+
+        def on_end():
+            self.ends.append(i)
+
+        return Child(f"Fake {i}", start, on_end, progress=lambda: self.progress[i])
+
+    def __getitem__(self, i):
+        return self.supervisor.children[i].process
+
+    def poll_after(self, clock, seconds):
+        """Let time pass as it does for somebody who polls often."""
+        end = clock.now + seconds
+        while clock.now < end:
+            clock.sleep(min(0.1, end - clock.now))
+            self.supervisor.poll()
+
+
+def test_all_are_started_and_one_that_dies_is_restarted(clock, caplog):
+    fakes = Fakes(2)
+    fakes.supervisor.poll()
+    assert fakes.starts == [(0, 0), (1, 0)]
+    first = fakes[0]
+    first.code = -signal.SIGSEGV
+    fakes.supervisor.poll()
+    assert first.is_killed  # and so what it has started
+    assert fakes.ends == [0]
+    assert "Fake 0 was killed by SIGSEGV; restarting it." in caplog.text
+    fakes.poll_after(clock, 1)
+    assert fakes.starts == [(0, 0), (1, 0), (0, 1)]
+    assert fakes.supervisor.num_restarts == 1
+
+
+def test_pauses_before_restarts_grow_until_the_child_works_again(clock):
+    fakes = Fakes(2, max_failures=None)
+    fakes.supervisor.poll()
+
+    def pause():
+        died_at = clock.now
+        fakes[0].code = 1
+        fakes.supervisor.poll()
+        while fakes[0] is None:
+            clock.sleep(0.01)
+            fakes.supervisor.poll()
+        return clock.now - died_at
+
+    pauses = [pause() for _ in range(4)]
+    assert all(b > 2 * a for a, b in itertools.pairwise(pauses)), pauses
+    fakes.progress[0] += HEALTHY_PROGRESS
+    assert pause() < 2 * pauses[0]
+
+
+def test_who_fails_again_and_again_is_given_up_and_the_others_go_on(clock, caplog):
+    fakes = Fakes(2)
+    fakes.supervisor.poll()
+    for _ in range(MAX_FAILURES):
+        fakes[0].code = 1
+        fakes.poll_after(clock, 30)
+    assert "giving it up after 5 failures in a row" in caplog.text
+    assert fakes[0] is None
+    assert fakes[1] is not None
+
+
+def test_when_all_are_given_up_the_last_words_are_in_the_error(clock):
+    fakes = Fakes(1, max_failures=2)
+    fakes.supervisor.poll()
+    fakes[0].log = [(logging.WARNING, "the simulator is out of tea"), (logging.INFO, "bye")]
+    fakes[0].code = 1
+    fakes.poll_after(clock, 5)
+    fakes[0].code = 1
+    with pytest.raises(RuntimeError, match=r"(?s)is left to work with.*exit code 1.*is out of tea"):
+        fakes.supervisor.poll()
+
+
+def test_failures_with_work_in_between_are_not_in_a_row(clock):
+    fakes = Fakes(1)
+    fakes.supervisor.poll()
+    for _ in range(3 * MAX_FAILURES):
+        fakes.progress[0] += HEALTHY_PROGRESS
+        fakes[0].code = 1
+        fakes.poll_after(clock, 1)
+    assert fakes[0] is not None
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+def test_a_start_for_which_there_is_no_room_is_tried_for_ever(clock, caplog, number):
+    fakes = Fakes(1)
+    fakes.errors = [OSError(number, os.strerror(number)) for _ in range(3 * MAX_FAILURES)]
+    fakes.poll_after(clock, 10)
+    assert 2 <= 3 * MAX_FAILURES - len(fakes.errors) <= 6  # with back-off
+    assert "Fake 0 cannot be started" in caplog.text
+    fakes.poll_after(clock, 600)
+    assert fakes.starts == [(0, 0)]
+    assert fakes[0] is not None
+
+
+def test_a_start_that_can_never_work_is_given_up(clock):
+    fakes = Fakes(1)
+    fakes.errors = [FileNotFoundError(errno.ENOENT, "no such program") for _ in range(100)]
+    with pytest.raises(RuntimeError, match="cannot be started"):
+        fakes.poll_after(clock, 600)
+
+
+def test_a_heartbeat_that_stops_is_a_process_that_hangs(clock, caplog):
+    fakes = Fakes(1)
+    fakes.supervisor.poll()
+    process = fakes[0]
+    fakes.poll_after(clock, 10 * TIMEOUT_S)
+    process.hangs = True
+    fakes.poll_after(clock, 0.8 * TIMEOUT_S)
+    assert not process.is_killed
+    fakes.poll_after(clock, 0.4 * TIMEOUT_S)
+    assert process.is_killed
+    assert "Fake 0 has done nothing for 5 s (--the_timeout); restarting it." in caplog.text
+
+
+def test_time_in_which_nobody_polled_is_not_held_against_a_process(clock):
+    """The laptop slept, and so did the processes."""
+    fakes = Fakes(1)
+    fakes.supervisor.poll()
+    process = fakes[0]
+    process.hangs = True
+    clock.sleep(100 * TIMEOUT_S)
+    fakes.supervisor.poll()
+    assert not process.is_killed
+    assert fakes.supervisor.children[0].idle_s == MAX_GAP_S
+
+
+def test_who_says_that_it_cannot_work_is_not_started_again(clock):
+    fakes = Fakes(1, final_code=CANNOT_WORK)
+    fakes.supervisor.poll()
+    fakes[0].code = CANNOT_WORK
+    fakes.poll_after(clock, 100)
+    assert fakes.supervisor.cannot_work
+    assert fakes.starts == [(0, 0)]
+    assert fakes.ends == [0]
+
+
+def test_what_a_process_logs_is_logged_with_its_name_and_once_a_minute(clock, caplog):
+    caplog.set_level(logging.INFO)
+    fakes = Fakes(2)
+    fakes.supervisor.poll()
+    for _ in range(5):
+        for process in (fakes[0], fakes[1]):
+            process.log = [(logging.WARNING, "no tea")]
+        fakes.poll_after(clock, 0.1)
+    assert caplog.text.count("no tea") == 1
+    assert "Fake 0: no tea" in caplog.text
+    assert fakes.supervisor.children[0].last_words == "no tea"
+    clock.sleep(61)
+    fakes[1].log = [(logging.WARNING, "no tea")]
+    fakes.supervisor.poll()
+    assert "Fake 1: no tea (again, 10 times since)" in caplog.text
+
+
+def test_a_flood_of_different_texts_is_dropped(clock):
+    repeats = RepeatFilter(most=3)
+    assert [repeats.take(str(i)) for i in range(5)] == ["0", "1", "2", None, None]
+    clock.sleep(61)
+    assert repeats.take("5") == "5"
+
+
+def test_the_end_is_asked_for_and_then_forced(clock, caplog):
+    fakes = Fakes(2)
+    fakes.supervisor.poll()
+    tidy, stubborn = fakes[0], fakes[1]
+
+    def stop():
+        tidy.code = 0
+
+    before = clock.now
+    fakes.supervisor.close(stop, timeout_s=3.0)
+    assert stubborn.is_killed
+    assert fakes.ends == [0, 1]
+    assert fakes.supervisor.pids == []
+    assert 3.0 <= clock.now - before < 4.0
+    assert "Fake 1 did not end in time; it is killed." in caplog.text
+
+
+def test_exits_are_described_for_people():
+    assert describe_exit(-signal.SIGKILL) == "was killed by SIGKILL"
+    assert describe_exit(-250) == "was killed by signal 250"
+    assert describe_exit(7) == "ended with exit code 7"
+
+
+def test_back_off_has_a_limit_and_is_not_the_same_for_all():
+    pauses = [BackOff(0.1, 1.0) for _ in range(50)]
+    firsts = {back_off.next_s() for back_off in pauses}
+    assert len(firsts) > 1
+    assert all(0.075 <= pause <= 0.125 for pause in firsts)
+    for _ in range(10):
+        last = pauses[0].next_s()
+    assert last <= 1.25
+    pauses[0].reset()
+    assert pauses[0].next_s() <= 0.125
+
+
+# --- Helper, with real processes ---------------------------------------------------------------
+
+
+@pytest.fixture
+def start():
+    helpers = []
+
+    def start(what, **config):
+        helpers.append(Helper("tests.helpers.supervised", {"what": what, **config}))
+        return helpers[-1]
+
+    yield start
+    for helper in helpers:
+        helper.kill()
+
+
+def read_until(helper, text):
+    """All that it has logged, as soon as there is such a text among it."""
+    records = []
+
+    def found():
+        records.extend(helper.read_log())
+        return any(text in record[1] for record in records)
+
+    wait_until(found)
+    return records
+
+
+def test_a_helper_beats_and_logs_with_levels_and_tracebacks(start):
+    helper = start("work")
+    records = read_until(helper, "out of tea")
+    assert (logging.INFO, "at work") in records
+    level, text = records[-1]
+    assert level == logging.WARNING
+    assert "Traceback" in text
+    assert "supervised.py" in text
+    before = helper.heartbeat()
+    wait_until(lambda: helper.heartbeat() > before)
+    assert helper.exit_code() is None
+    helper.terminate()
+    wait_until(lambda: helper.exit_code() == -signal.SIGTERM)
+
+
+def test_a_helper_that_crashes_says_where(start):
+    helper = start("crash")
+    wait_until(lambda: helper.exit_code() is not None)
+    assert helper.exit_code() == -signal.SIGSEGV
+    ((level, text),) = [record for record in helper.read_log() if "Segmentation" in record[1]]
+    assert level == logging.ERROR
+    assert "supervised.py" in text
+
+
+def test_a_helper_that_hangs_says_where_and_is_restarted(caplog):
+    child = Child("Helper 0", lambda _: Helper("tests.helpers.supervised", {"what": "hang"}))
+    supervisor = Supervisor([child], timeout_s=0.5)
+    try:
+        supervisor.poll()
+        read_until(child.process, "about to hang")
+
+        def is_restarted():
+            supervisor.poll()
+            return supervisor.num_restarts == 1 and child.process is not None
+
+        wait_until(is_restarted)
+    finally:
+        supervisor.close(lambda: None, 0)
+    assert "has done nothing for" in caplog.text
+    assert "in hang_here" in caplog.text
+
+
+def test_what_a_helper_has_started_ends_with_it(start):
+    helper = start("spawn")
+    records = read_until(helper, "child")
+    pid = next(int(text.split()[1]) for _, text in records if text.startswith("child"))
+    assert psutil.pid_exists(pid)
+    helper.kill()
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
+    helper.kill = lambda: None  # for the fixture
+
+
+def test_ctrl_c_is_for_the_parent_alone(start):
+    helper = start("work")
+    read_until(helper, "at work")
+    os.kill(helper.pid, signal.SIGINT)
+    before = helper.heartbeat()
+    wait_until(lambda: helper.heartbeat() > before)
+    assert os.getpgid(helper.pid) != os.getpgid(0)
+
+
+def test_a_helper_for_which_there_is_no_descriptor_leaves_none_open(monkeypatch):
+    def refuse(*args, **options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = psutil.Process().num_fds()
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    for _ in range(5):
+        with pytest.raises(OSError, match="Too many"):
+            Helper("tests.helpers.supervised", {"what": "work"})
+    assert psutil.Process().num_fds() == before
+
+
+@pytest.mark.parametrize("kind", ["helper", "actor"])
+def test_a_process_that_is_busy_when_its_parent_dies_ends(tmp_path, kind):
+    marker = tmp_path / "pid"
+    command = [sys.executable, "-m", "tests.helpers.dying_parent", kind, str(marker)]
+    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == -signal.SIGKILL
+    pid = json.loads(marker.read_text())
+    wait_until(lambda: not psutil.pid_exists(pid), 30)

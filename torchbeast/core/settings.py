@@ -1,0 +1,59 @@
+"""The settings of the algorithm: what the learner must know, and nothing about runs or machines."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to learn. `torchbeast.run.flags` makes flags of them."""
+
+    total_steps: int = 5_000_000
+    """Environment steps to train for."""
+    batch_size: int = 8
+    """B: rollouts in one update."""
+    unroll_length: int = 20
+    """T: steps in one rollout."""
+    max_policy_lag: int | None = None
+    """Learn nothing from rollouts whose oldest step is more updates behind; they are counted."""
+    autocast: Literal["none", "bf16"] = "none"
+    """Let the learner's forward and backward pass run in bfloat16 where that is safe."""
+    compile: bool = False
+    """Compile the model with torch.compile: slow to start, for GPUs and long runs."""
+
+    # The loss.
+    entropy_cost: float = 0.003
+    """Weight of the entropy bonus."""
+    baseline_cost: float = 0.5
+    """Weight of the baseline's loss."""
+    discounting: float = 0.99
+    """Gamma."""
+    reward_clipping: Literal["abs_one", "soft_asymmetric", "none"] = "abs_one"
+    """How rewards are clipped before they are learnt from."""
+    clip_rho_threshold: float = 1.0
+    """Rho-bar: clip of the importance weights in V-trace's targets."""
+    clip_pg_rho_threshold: float = 1.0
+    """Clip of the importance weights in the policy gradient."""
+    clip_c_threshold: float = 1.0
+    """C-bar: clip of the importance weights that carry later surprises back."""
+    vtrace_lambda: float = 0.95
+    """Multiplies c; the paper has 1, less trusts the baseline more."""
+
+    # The optimizer: RMSProp, its learning rate going linearly to 0 at total_steps.
+    learning_rate: float = 0.0006
+    """At the start."""
+    alpha: float = 0.99
+    """RMSProp's smoothing."""
+    momentum: float = 0.0
+    """RMSProp's momentum."""
+    epsilon: float = 0.01
+    """RMSProp's epsilon."""
+    grad_norm_clipping: float = 40.0
+    """Clip of the gradient's global norm."""
+
+
+def settings_of(flags: Any, **defaults: Any) -> Settings:
+    """Those that `flags`, an object of any kind, has; for the others `defaults`, or ours."""
+    values: dict[str, Any] = dataclasses.asdict(Settings()) | defaults
+    return Settings(**{name: getattr(flags, name, value) for name, value in values.items()})

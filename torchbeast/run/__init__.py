@@ -1,0 +1,1 @@
+"""A run: its flags and recipes, where its environments come from, checkpoints, signals, tests."""

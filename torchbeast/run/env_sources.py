@@ -1,0 +1,191 @@
+"""Where environments come from: workers on this machine, connections to others, or both.
+
+A source knows what its environments are like before they are there, adds their lanes to the actor
+pool, and looks after them.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Protocol
+
+from libtorchbeast.actor_pool import ActorPool
+from libtorchbeast.rows import Spec, spec_of
+from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+from libtorchbeast.rpc.handshake import Refused
+from libtorchbeast.workers import Workers, WorkersConfig
+from torchbeast.envs import GROUP_FACTORY, REMOTE, EnvOptions, make_envs
+from torchbeast.errors import UsageError
+from torchbeast.run.signals import StopRequest
+
+logger = logging.getLogger("torchbeast")
+
+LOOK_S = 0.2  # between two looks for a signal
+
+
+class Source(Protocol):
+    """Environments, wherever they are."""
+
+    spec: Spec
+    num_actions: int
+    num_envs: int
+    """As many as there will be; 0 if nobody knows."""
+
+    def start(self, pool: ActorPool, seed: int) -> None:
+        """Add lanes to the pool, now or whenever environments turn up."""
+
+    def poll(self) -> None:
+        """Look after the environments. Called a few times a second; does not wait."""
+
+    def close(self) -> None: ...
+
+
+def look_at(options: EnvOptions) -> tuple[Spec, int]:
+    """What environments of this kind are like, and how many actions they take."""
+    envs = make_envs(options, num_envs=1)
+    try:
+        return Spec(spec_of(envs.reset()["frame"])), envs.num_actions
+    finally:
+        envs.close()
+
+
+class LocalEnvironments:
+    """Worker processes with shared memory."""
+
+    def __init__(
+        self,
+        options: EnvOptions,
+        num_workers: int,
+        num_groups: int,
+        envs_per_group: int,
+        env_timeout_s: float,
+    ) -> None:
+        self.spec, self.num_actions = look_at(options)
+        self.num_envs = num_groups * envs_per_group
+        self._config = WorkersConfig(
+            factory=GROUP_FACTORY,
+            factory_options=dataclasses.asdict(options),
+            spec=self.spec,
+            num_workers=num_workers,
+            num_groups=num_groups,
+            envs_per_group=envs_per_group,
+            seed=0,  # until `start`
+            env_timeout_s=env_timeout_s,
+        )
+        self._workers: Workers | None = None
+
+    def start(self, pool: ActorPool, seed: int) -> None:
+        self._workers = Workers(dataclasses.replace(self._config, seed=seed))
+        for lane in self._workers.lanes:
+            pool.add_lane(lane)
+
+    def poll(self) -> None:
+        if self._workers is not None:
+            self._workers.poll()
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+
+
+class RemoteEnvironments:
+    """Gateways, which dial environment servers, or listen for environments that dial in."""
+
+    num_envs = 0
+
+    def __init__(
+        self,
+        options: EnvOptions,
+        config: GatewaysConfig,
+        check_model: Callable[[Spec, int], object] = lambda spec, num_actions: None,
+    ) -> None:
+        """`check_model` raises an exception if there is no model for environments elsewhere."""
+        self._check_model = check_model
+        spec, num_actions = (None, None) if options.env == REMOTE else look_at(options)
+        plain = EnvOptions(options.env)
+        for field in dataclasses.fields(options):
+            if getattr(options, field.name) != getattr(plain, field.name):
+                logger.warning("--%s does not reach environments elsewhere; give it to "
+                               "polybeast_env.", field.name)  # fmt: skip
+        try:
+            self._gateways = Gateways(config, spec, num_actions, check_first=self._check_first)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    def open(self, stop: StopRequest) -> None:
+        """Start the gateways, and wait until it is known what environments are like."""
+        try:
+            self._gateways.open()
+        except OSError as error:
+            raise UsageError(str(error)) from error
+        for address in self._gateways.listening:
+            logger.info("Environments can dial in at %s.", address)
+        try:
+            self.spec, self.num_actions = self._wait_for_spec(stop)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, pool: ActorPool, seed: int) -> None:
+        self._gateways.start(pool.add_lane)
+
+    def poll(self) -> None:
+        self._gateways.poll()
+
+    def close(self) -> None:
+        self._gateways.close()
+
+    def _wait_for_spec(self, stop: StopRequest) -> tuple[Spec, int]:
+        """The owner of this wait is who can press Ctrl-C: nobody knows when they will come."""
+        while self._gateways.spec is None:
+            if stop.signal is not None:
+                raise SystemExit(stop.exit_code)
+            with suppress(TimeoutError):
+                self._gateways.wait_for_spec(LOOK_S)
+        assert self._gateways.num_actions is not None
+        return self._gateways.spec, self._gateways.num_actions
+
+    def _check_first(self, spec: Spec, num_actions: int) -> None:
+        """Those who cannot be learnt from are sent away, and the wait goes on."""
+        if num_actions == 0:
+            raise Refused(
+                "FAILED_PRECONDITION",
+                "These environments do not say how many actions they take; set num_actions in "
+                "their Hello, or name them to the learner with --env.",
+            )
+        try:
+            self._check_model(spec, num_actions)
+        except Exception as error:  # a model of the user's own may raise anything
+            text = f"The learner has no model for these environments: {error}"
+            raise Refused("FAILED_PRECONDITION", text) from error
+
+
+class BothEnvironments:
+    """Several sources as one; the first says what environments are like."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._working = list(sources)
+        self.spec = sources[0].spec
+        self.num_actions = sources[0].num_actions
+        self.num_envs = sum(source.num_envs for source in sources)
+
+    def start(self, pool: ActorPool, seed: int) -> None:
+        for source in self._sources:
+            source.start(pool, seed)
+
+    def poll(self) -> None:
+        for source in list(self._working):
+            try:
+                source.poll()
+            except RuntimeError as error:  # given up; training goes on while others work
+                if len(self._working) == 1:
+                    raise
+                logger.error("%s", error)
+                self._working.remove(source)
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # all of them, whatever one may raise
+            for source in self._sources:
+                stack.callback(source.close)

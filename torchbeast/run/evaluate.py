@@ -1,0 +1,106 @@
+"""Play episodes with a trained agent: the modes test and test_render of both beasts."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from libtorchbeast.tree import map_tree
+from torchbeast.envs import make_envs
+from torchbeast.errors import UsageError
+from torchbeast.models import as_output, make_model
+from torchbeast.run import checkpoint
+from torchbeast.run.flags import TrainingFlags
+
+# What the agent was trained with, and cannot be played without.
+TRAINED_WITH = ("model", "use_lstm", "noop_max", "fire_reset", "sticky_actions")
+
+
+def evaluate(flags: TrainingFlags) -> list[float]:
+    """Print and return the returns of `num_episodes` episodes with the newest checkpoint."""
+    path = flags.rundir / checkpoint.FILE_NAME
+    contents = checkpoint.load(path)
+    trained = contents["flags"]
+    # Without --env (it has its default then) the agent plays what it was trained on.
+    if flags.env == type(flags)().env:
+        flags = dataclasses.replace(flags, env=trained["env"])
+    options = dataclasses.replace(
+        flags, **{name: trained[name] for name in TRAINED_WITH}
+    ).env_options
+    print(f"Playing {flags.env} with {path}")
+    render = flags.mode == "test_render"
+    envs = make_envs(options, num_envs=1, seed=flags.seed, render=render)
+    video = Video(flags.rundir / "test.mp4", envs) if render else None
+    try:
+        row = envs.reset()
+        frame_shape = map_tree(lambda array: tuple(array.shape[1:]), row["frame"])
+        model = make_model(trained["model"], frame_shape, envs.num_actions, trained["use_lstm"])
+        remedy = "leave out --env to play what it was trained on"
+        checkpoint.load_model(path, contents, model, flags.env, remedy)
+        model.eval()
+        returns = _play(model, envs, row, flags.num_episodes, video)
+    finally:
+        envs.close()
+        if video is not None:
+            video.close()
+    print(f"Mean return over {len(returns)} episodes: {np.mean(returns):.2f}")
+    if video is not None:
+        print(f"Video: {video.path}")
+    return returns
+
+
+@torch.inference_mode()
+def _play(
+    model: Any, envs: Any, row: dict[str, Any], num_episodes: int, video: "Video | None"
+) -> list[float]:
+    state = model.initial_state(batch_size=1)
+    returns: list[float] = []
+    while len(returns) < num_episodes:
+        inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)
+        output, state = model(inputs, state)
+        row = envs.step(as_output(output)["action"].numpy()[0])
+        if video is not None:
+            video.add()
+        if row["done"][0] and row["episode_step"][0] > 0:
+            returns.append(float(row["episode_return"][0]))
+            print(
+                f"Episode {len(returns)}: return {returns[-1]:.2f} "
+                f"in {row['episode_step'][0]} steps",
+                flush=True,
+            )
+    return returns
+
+
+class Video:
+    """What the first of `envs` renders, as an MP4 file."""
+
+    FRAMES_PER_S = 15
+
+    def __init__(self, path: Path, envs: Any) -> None:
+        if not hasattr(envs, "envs"):
+            raise UsageError("A VectorEnv cannot be filmed; use --mode test.")
+        self.path = path
+        self._env = envs.envs[0]
+        self._writer: Any = None
+
+    def add(self) -> None:
+        import cv2
+
+        if getattr(self._env, "render_mode", None) is None:
+            raise UsageError(
+                f"{self._env} must render to rgb_array for --mode test_render; use --mode test."
+            )
+        image = self._env.render()
+        if self._writer is None:
+            size = (image.shape[1], image.shape[0])
+            codec = cv2.VideoWriter.fourcc(*"mp4v")
+            self._writer = cv2.VideoWriter(str(self.path), codec, self.FRAMES_PER_S, size)
+            if not self._writer.isOpened():
+                raise RuntimeError(f"OpenCV cannot write a video to {self.path}.")
+        self._writer.write(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.release()

@@ -1,0 +1,160 @@
+"""The flags that both beasts share, their validation, and the command line made from them."""
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+
+from torchbeast.core.settings import Settings
+from torchbeast.envs import EnvOptions, check_env
+from torchbeast.errors import UsageError
+from torchbeast.models import check_model
+from torchbeast.run import recipes
+
+
+def num_cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class TrainingFlags(Settings, EnvOptions):
+    """What to train, for how long, and how."""
+
+    mode: Literal["train", "test", "test_render"] = "train"
+    """Train; play the newest checkpoint; or play it and write a video."""
+    xpid: str | None = None
+    """Name of the run; give an earlier one to resume or test it (test without it: the latest)."""
+    recipe: Literal["default", "paper"] = "default"
+    """Defaults of the other flags: those for a small machine, or the IMPALA paper's for Atari."""
+
+    # Where and how often things are kept.
+    savedir: Path = Path("~/logs/torchbeast")
+    """Runs are kept in <savedir>/<xpid>."""
+    disable_checkpoint: bool = False
+    """Write no checkpoint and read none."""
+    checkpoint_interval_s: float = 300.0
+    """Seconds between checkpoints; there is always one at the end."""
+    log_interval_s: float = 5.0
+    """Seconds between lines in the logs."""
+    num_episodes: int = 10
+    """Episodes to play in the modes test and test_render."""
+    seed: int = 1
+    """Of the weights, the environments and the actions."""
+
+    # The model.
+    model: str = "auto"
+    """auto, shallow, deep, mlp, or package.module:Class."""
+    use_lstm: bool = False
+    """Give the agent a memory."""
+
+    # The machine.
+    disable_cuda: bool = False
+    """Learn on the CPU even if there is a GPU."""
+    learner_cpu_threads: int = min(8, max(1, num_cores() // 2))
+    """Cores that one update may use (PyTorch's intra-op threads)."""
+
+    @property
+    def rundir(self) -> Path:
+        """Where this run keeps its files."""
+        return self.savedir.expanduser() / (self.xpid or "latest")
+
+    def as_plain_dict(self) -> dict[str, Any]:
+        """All flags as numbers, strings and None, for checkpoints and meta.json."""
+        flags = dataclasses.asdict(self)
+        return {k: str(v) if isinstance(v, Path) else v for k, v in flags.items()}
+
+    def validate(self) -> None:
+        """Raise UsageError with one sentence if the flags cannot work."""
+        self.require_positive(*_POSITIVE)
+        for name in ("seed", "noop_max", "entropy_cost", "baseline_cost", "max_policy_lag"):
+            if (getattr(self, name) or 0) < 0:
+                raise UsageError(f"{name} must not be negative, got {getattr(self, name)}.")
+        for name in _FRACTIONS:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UsageError(f"{name} must be from 0 to 1, got {value}.")
+        if self.xpid is not None and (not self.xpid or "/" in self.xpid or self.xpid[0] == "."):
+            raise UsageError(
+                f"xpid names a folder below --savedir, got {self.xpid!r}; leave out slashes."
+            )
+        check_model(self.model)
+        check_env(self.env)
+
+    def require_positive(self, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
+
+
+_POSITIVE = (
+    "total_steps",
+    "batch_size",
+    "unroll_length",
+    "learner_cpu_threads",
+    "num_episodes",
+    "learning_rate",
+    "epsilon",
+    "grad_norm_clipping",
+    "clip_rho_threshold",
+    "clip_pg_rho_threshold",
+    "clip_c_threshold",
+    "log_interval_s",
+    "checkpoint_interval_s",
+)
+_FRACTIONS = ("discounting", "alpha", "momentum", "vtrace_lambda", "sticky_actions")
+
+FlagsT = TypeVar("FlagsT", bound=TrainingFlags)
+
+
+def default_flags(flags_class: type[FlagsT], env: str, recipe: str = "default") -> FlagsT:
+    """The flags that are right for this environment."""
+    known = {field.name for field in dataclasses.fields(flags_class)}
+    changes = {k: v for k, v in recipes.find(env, recipe).items() if k in known}
+    return dataclasses.replace(flags_class(), **{**changes, "env": env, "recipe": recipe})
+
+
+def run_command_line(
+    flags_class: type[FlagsT], main: Callable[[FlagsT], int], args: list[str] | None = None
+) -> int:
+    """Read the flags and call `main`; a user's mistake is one sentence and exit code 2."""
+    args = sys.argv[1:] if args is None else args
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)),  # as was asked for
+        # Also where a shell's background jobs ignore it.
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
+    try:
+        env = _peek(args, "env", flags_class().env)
+        check_env(env)
+        defaults = default_flags(flags_class, env, _peek(args, "recipe", "default"))
+        flags = tyro.cli(flags_class, args=args, default=defaults)
+        flags.validate()
+        return main(flags)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _peek(args: list[str], name: str, default: str) -> str:
+    """The value of one flag, before the others' defaults, which depend on it, are known."""
+    for i, arg in enumerate(args):
+        if arg == f"--{name}" and i + 1 < len(args):
+            default = args[i + 1]
+        elif arg.startswith(f"--{name}="):
+            default = arg.partition("=")[2]
+    return default

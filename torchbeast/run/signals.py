@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM as a request to stop, which the main loop serves at its next turn."""
+
+import signal
+import time
+from types import FrameType, TracebackType
+
+# One request may come as several signals: a terminal or `timeout` signals the whole group, and
+# `make` passes its own on.
+SAME_REQUEST_S = 1.0
+
+
+class StopRequest:
+    """While entered, signals are only noted; a second Ctrl-C, later, interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._first_at = 0.0
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @property
+    def exit_code(self) -> int:
+        """130 after Ctrl-C, as shells expect; 0 after SIGTERM, the tidy end that was asked for."""
+        return 130 if self.signal == signal.SIGINT else 0
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._first_at = number, now
+        elif number == signal.SIGINT and now - self._first_at > SAME_REQUEST_S:
+            raise KeyboardInterrupt

@@ -1,0 +1,125 @@
+"""The frame around every training run: resume, report, save, stop. Shared by both beasts."""
+
+import fcntl
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torchbeast.core.file_writer import FileWriter
+from torchbeast.core.learner import Learner
+from torchbeast.errors import UsageError
+from torchbeast.report import Reporter
+from torchbeast.run import checkpoint
+from torchbeast.run.flags import TrainingFlags
+from torchbeast.run.signals import StopRequest
+from torchbeast.runtime.disk import IgnoreWriteErrors
+
+logger = logging.getLogger("torchbeast")
+
+UPDATE_S = 600.0  # more than any update takes
+ENDING_S = 5.0  # for the processes of a run that was killed to end
+
+
+class Run:
+    """A run in progress, as its main loop sees it."""
+
+    def __init__(
+        self, flags: TrainingFlags, learner: Learner, stop: StopRequest, reporter: Reporter
+    ) -> None:
+        self._flags = flags
+        self._learner = learner
+        self._stop = stop
+        self._reporter = reporter
+        self._saved_at = time.monotonic()
+        self._write_errors = IgnoreWriteErrors("the checkpoint")
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._stop.signal is not None
+
+    def tick(self) -> None:
+        """Report and save if it is time. Call it a few times a second."""
+        self._reporter.update()
+        if time.monotonic() - self._saved_at > self._flags.checkpoint_interval_s:
+            self._saved_at = time.monotonic()
+            if not self._flags.disable_checkpoint:
+                with self._write_errors:
+                    save(self._flags, self._learner)
+
+
+def save(flags: TrainingFlags, learner: Learner) -> None:
+    """Write a checkpoint between two updates; an update that never ends must not spoil it."""
+    if not learner.lock.acquire(timeout=UPDATE_S):
+        logger.error("The update in progress did not end; the checkpoint stays as it was.")
+        return
+    try:
+        checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner, flags)
+    finally:
+        learner.lock.release()
+
+
+@contextmanager
+def only_run_in(folder: Path, timeout_s: float = ENDING_S) -> Iterator[None]:
+    """Two runs in one folder would write over each other's files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise UsageError(f"Nothing can be kept in {folder}: {error}; see --savedir.") from error
+    deadline = time.monotonic() + timeout_s
+    with lock as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UsageError(
+                        f"Another run is at work in {folder}; end it, or give this one another "
+                        "--xpid."
+                    ) from None
+            except OSError:
+                break  # a file system that knows no locks
+            time.sleep(0.1)
+        yield
+
+
+def run_training(
+    flags: TrainingFlags, learner: Learner, loop: Callable[[Run], None], stop: StopRequest
+) -> int:
+    """Call `loop` between resuming and the last checkpoint. Returns the exit code.
+
+    `stop` is entered by the caller, so that signals are noted also while it sets up and clears.
+    """
+    assert flags.xpid is not None
+    with only_run_in(flags.rundir):
+        path = flags.rundir / checkpoint.FILE_NAME
+        if flags.disable_checkpoint and path.exists():
+            raise UsageError(
+                f"{flags.rundir} has a checkpoint, which --disable_checkpoint would not go on "
+                "from; give another --xpid."
+            )
+        resumed = not flags.disable_checkpoint and checkpoint.resume(path, learner, flags)
+        if learner.stats.step >= flags.total_steps:
+            print(
+                f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps."
+            )
+            return 0
+        writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
+        writer.drop_rows_after(learner.stats.step)
+        what = f"Resuming at step {learner.stats.step:,} of" if resumed else "Training on"
+        print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
+
+        reporter = Reporter(writer, learner.stats, flags.total_steps, flags.log_interval_s)
+        with reporter:
+            try:
+                loop(Run(flags, learner, stop, reporter))
+            finally:
+                if not flags.disable_checkpoint:
+                    save(flags, learner)
+        if stop.signal is not None:
+            print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
+        return stop.exit_code

@@ -1,0 +1,94 @@
+"""The model as the agent uses it: always one whole version, replaced without anybody waiting."""
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class ActorModel:
+    """Copies of a model on the agent's device: the newest, and older ones still in use.
+
+    Inference threads use a copy that nobody writes to; the learner writes to one that nobody uses.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        version: int = 0,
+        compile: bool = False,
+        num_users: int = 1,
+    ) -> None:
+        """For `num_users` threads at a time."""
+        self._device = device
+        self._compile = compile
+        self._lock = threading.Lock()  # of the following
+        self._newest = self._copy(model, version)
+        # At worst each user has an old one of its own, and another is written to. All are made
+        # here, where no other thread is at work on the device yet.
+        self._spare = [self._copy(model, version) for _ in range(num_users + 1)]
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Make these weights the newest. For one thread at a time."""
+        with self._lock:
+            fresh = self._spare.pop() if self._spare else None
+        if fresh is None:
+            fresh = self._copy(model, version)
+        with torch.no_grad():
+            for ours, theirs in zip(_tensors(fresh.model), _tensors(model), strict=True):
+                ours.copy_(theirs)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # inference has its own stream
+        fresh.version = version
+        with self._lock:
+            old, self._newest = self._newest, fresh
+            if old.num_users == 0:
+                self._spare.append(old)
+
+    @contextmanager
+    def newest(self) -> Iterator[tuple[nn.Module, int]]:
+        """The newest weights and their version, unchanged while they are in use."""
+        with self._lock:
+            used = self._newest
+            used.num_users += 1
+        try:
+            yield used.model, used.version
+        finally:
+            with self._lock:
+                used.num_users -= 1
+                if used.num_users == 0 and used is not self._newest:
+                    self._spare.append(used)
+
+    def _copy(self, model: nn.Module, version: int) -> "_Copy":
+        fresh = prepare_to_act(copy.deepcopy(model)).to(self._device)
+        if self._compile:
+            fresh.compile(dynamic=True)  # batches of all sizes
+        return _Copy(fresh, version)
+
+
+def prepare_to_act(model: nn.Module) -> nn.Module:
+    """Let dropout, batch normalisation and the like do as in evaluation.
+
+    PyTorch's own modules only: an agent's own `training` is what lets it draw its actions.
+    """
+    for module in model.modules():
+        if type(module).__module__.startswith("torch.nn."):
+            module.training = False
+    return model
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """All that a model's answers depend on, also what is in no checkpoint."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+class _Copy:
+    def __init__(self, model: nn.Module, version: int) -> None:
+        self.model = model
+        self.version = version
+        self.num_users = 0

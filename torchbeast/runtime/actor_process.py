@@ -1,0 +1,139 @@
+"""Processes of multiprocessing's for a `Supervisor`: MonoBeast's actors.
+
+Such a process has a pipe to its parent for its work, and one for its log. When it is started,
+killed and restarted is the supervisor's business (libtorchbeast/supervisor.py).
+"""
+
+import errno
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from libtorchbeast.helper_process import KILL_S, LogReader, LogWriter, set_up_child
+
+logger = logging.getLogger("torchbeast")
+
+TIDY_END_S = 5.0  # after the parent's death, for environments to be closed
+
+
+class ParentGone(Exception):
+    """The process at the other end of the pipe has ended."""
+
+
+class ParentPipe:
+    """A child's end of the pipe to its parent. The parent's death has an exception of its own,
+    so that a broken pipe inside an environment is not taken for it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def recv(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise ParentGone from error
+
+    def send(self, message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise ParentGone from error
+
+
+class ActorProcess:
+    """A process that runs a function, as its supervisor sees it; `pipe` is this end of its pipe."""
+
+    def __init__(
+        self,
+        context: Any,
+        name: str,
+        function: Callable[..., None],
+        args: tuple[Any, ...],
+        heartbeat: Callable[[], int],
+    ) -> None:
+        """Starts `function(ParentPipe, *args)`; OSError if there is no room for another process.
+
+        `context` is multiprocessing's, for one of its start methods.
+        """
+        self.heartbeat = heartbeat
+        with ExitStack() as undo, ExitStack() as theirs:
+            self.pipe, their_pipe = context.Pipe()
+            undo.callback(self.pipe.close)
+            theirs.callback(their_pipe.close)
+            log_fd, their_log_fd = os.pipe()
+            self._log = LogReader(log_fd)
+            undo.callback(self._log.close)
+            their_log = Connection(their_log_fd, readable=False)
+            theirs.callback(their_log.close)
+            self._process = context.Process(
+                target=_run, name=name, args=(function, their_pipe, their_log, args)
+            )
+            try:
+                self._process.start()
+            except EOFError as error:  # the fork server could not fork, and ended; another will
+                raise OSError(errno.EAGAIN, "the fork server has ended") from error
+            undo.pop_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        return self._process.exitcode
+
+    def read_log(self) -> list[tuple[int, str]]:
+        return self._log.read()
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # also what its environments have started
+        self._process.kill()  # if it had no time to make a group of its own
+        self._process.join(KILL_S)
+        assert self._process.exitcode is not None, f"process {self.pid} survived SIGKILL"
+
+    def close(self) -> None:
+        """Close the pipes of a process that has ended."""
+        self.pipe.close()
+        self._log.close()
+
+
+def _run(
+    function: Callable[..., None], pipe: Connection, log: Connection, args: tuple[Any, ...]
+) -> None:
+    """The whole life of such a process."""
+    os.setpgid(0, 0)
+    set_up_child()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # environments are to be closed
+    LogWriter(os.dup(log.fileno()))
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    try:
+        function(ParentPipe(pipe), *args)
+    except ParentGone:
+        pass
+    except Exception:
+        logger.exception("It ended with an exception.")
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    """Who waits for anything but the pipe does not see that the parent is gone.
+
+    Nor does the system say so to the child of a fork server, which lives as long as the child.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    time.sleep(TIDY_END_S)
+    os._exit(1)
