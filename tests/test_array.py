@@ -166,6 +166,7 @@ def test_arrays_that_torch_does_not_know_are_refused():
         Array(odd)
 
 
+@pytest.mark.slow
 def test_the_slow_exchange_works_as_the_fast_one():
     """PyTorch before 2.10 has no exchange in C; this one is made to look as if it had none."""
     program = """

@@ -139,6 +139,7 @@ def test_a_simulator_on_this_machine_gets_a_lane(tmp_path):
         wait_until(lambda: len(it.rollouts) == 4)
 
 
+@pytest.mark.slow
 def test_a_killed_host_leaves_a_padded_rollout_and_a_lane_that_nobody_uses(tmp_path):
     address = f"unix:{tmp_path}/server.0"
     process = subprocess.Popen(

@@ -229,6 +229,7 @@ def assert_same_weights(ours, theirs):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
 def test_done_may_be_bytes(dtype):
     torch.manual_seed(1)
@@ -251,6 +252,7 @@ def test_done_may_be_bytes(dtype):
     assert not torch.equal(after[0][:, 0], after[0][:, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int16, torch.float32])
 def test_actions_may_be_numbers_of_any_kind(dtype):
     torch.manual_seed(1)

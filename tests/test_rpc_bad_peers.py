@@ -167,6 +167,7 @@ def test_another_service_is_unknown(it):
     assert talk(it.address, [HELLO], ENVIRONMENTS_METHOD)[1] == "UNIMPLEMENTED"
 
 
+@pytest.mark.slow
 def test_who_says_nothing_is_not_waited_for(it):
     outgoing = queue.SimpleQueue()
     with grpc.insecure_channel(it.address) as channel:
@@ -180,6 +181,7 @@ def test_who_says_nothing_is_not_waited_for(it):
     assert "has not introduced itself in time" in caught.value.details()
 
 
+@pytest.mark.slow
 def test_who_takes_no_step_is_not_waited_for(it):
     outgoing = queue.SimpleQueue()
     with grpc.insecure_channel(it.address) as channel:
@@ -225,6 +227,7 @@ def test_strangers_do_not_fill_the_log(caplog, monkeypatch):
         assert num_strangers == MAX_UNAUTHENTICATED_TEXTS
 
 
+@pytest.mark.slow
 def test_who_stops_reading_is_not_waited_for(it):
     num_envs = 2048
     rows = [first_row(), later_row()]

@@ -141,6 +141,7 @@ def start_environments(*args):
     return subprocess.Popen([*command, "--env", "tests.helpers.counting:Counting"])
 
 
+@pytest.mark.slow
 def test_kill_9_of_client_gateway_and_server_loses_no_exactness(tmp_path):
     base = f"unix:{tmp_path}/server"
     dialing = None
@@ -172,6 +173,7 @@ def test_kill_9_of_client_gateway_and_server_loses_no_exactness(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_gateway_that_hangs_is_restarted(monkeypatch):
     monkeypatch.setattr("libtorchbeast.rpc.gateway_supervisor.HANG_S", 3.0)
     with learner(listen=["127.0.0.1:0"]) as it:
@@ -257,6 +259,7 @@ def test_a_port_in_use_is_reported_at_the_start():
         first.close()
 
 
+@pytest.mark.slow
 def test_streams_of_any_size_find_lanes_however_few_there_may_be():
     with learner(listen=["127.0.0.1:0"], limits=Limits(max_streams=2)) as it:
         gateway = psutil.Process(it.gateways.pids[0])

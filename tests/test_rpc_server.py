@@ -165,6 +165,7 @@ def test_an_exception_in_an_environment_reaches_the_learner_with_its_text(tmp_pa
     assert "Traceback" in str(run.error)
 
 
+@pytest.mark.slow
 def test_the_learner_may_come_first_and_a_server_may_come_back(tmp_path):
     address = f"unix:{tmp_path}/late"
     with Run([address]) as run:

@@ -52,6 +52,7 @@ def _read(weights, count, result):
     result.send((bad, version))
 
 
+@pytest.mark.slow
 def test_no_reader_sees_a_mixture_of_versions():
     """Each version has one number everywhere; readers in another process check every fetch."""
     model = nn.Linear(300, 300)

@@ -393,6 +393,7 @@ def test_a_helper_for_which_there_is_no_descriptor_leaves_none_open(monkeypatch)
     assert psutil.Process().num_fds() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["helper", "actor"])
 def test_a_process_that_is_busy_when_its_parent_dies_ends(tmp_path, kind):
     marker = tmp_path / "pid"
