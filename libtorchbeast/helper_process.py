@@ -115,7 +115,7 @@ class LogReader:
             try:
                 level, text = json.loads(line)
                 records.append((int(level), str(text)))
-            except ValueError:
+            except (ValueError, TypeError):
                 plain.append(line.decode(errors="replace"))
         if plain:
             records.append((logging.ERROR, "\n".join(plain)))
