@@ -22,21 +22,8 @@ from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.simulator import StreamLine
 from tests.helpers.counting import NUM_ACTIONS, counting_group
-from tests.helpers.remote import check_rollouts, client, learner
+from tests.helpers.remote import check_rollouts, client, learner, serving
 from tests.helpers.threads import wait_until
-
-
-@contextlib.contextmanager
-def serving(address, **options):
-    server = EnvironmentServer(lambda knows_truncation: counting_group(2), address, **options)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -20,7 +19,6 @@ import torchbeast
 from libtorchbeast import memory
 from libtorchbeast.rows import ArraySpec, EpisodeCounter, Spec
 from libtorchbeast.rpc.env_client import EnvironmentClient, LearnerGone
-from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
 from libtorchbeast.rpc.handshake import Hello, Refused
 from libtorchbeast.rpc.limits import Limits
@@ -28,7 +26,7 @@ from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_step
 from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
-from tests.helpers.remote import check_rollouts, client, learner
+from tests.helpers.remote import check_rollouts, client, learner, serving
 from tests.helpers.threads import wait_until
 
 COUNTING = Spec(ArraySpec("float32", (3,)), ArraySpec("int64"))
@@ -49,25 +47,6 @@ def test_environments_that_dial_in_have_every_transition_learnt_once(num_envs):
     assert len(transitions) == num_envs
     assert it.gateways.spec == COUNTING
     assert it.gateways.num_actions == NUM_ACTIONS
-
-
-@contextlib.contextmanager
-def serving(address, build_s=0.0, **options):
-    """Environments that listen, two in a stream."""
-
-    def make(knows_truncation):
-        time.sleep(build_s)
-        return counting_group(2)
-
-    server = EnvironmentServer(make, address, **options)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.stop()
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def test_environments_that_listen_have_every_transition_learnt_once(tmp_path):

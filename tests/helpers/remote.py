@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import libtorchbeast
 import nest
 from libtorchbeast.rpc.env_client import EnvironmentClient
+from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
 from tests.helpers.counting import EPISODE_STEPS, counting_group, next_action
 from tests.helpers.threads import wait_until
@@ -115,13 +117,30 @@ def learner(**options: Any) -> Iterator[Learner]:
 def client(address: str, num_envs: int = 1, make: Any = None, **options: Any) -> Iterator[Any]:
     """Environments that dial in, in a thread of this process."""
     make = make or (lambda: counting_group(num_envs))
-    client = EnvironmentClient([make], address, **options)
-    thread = threading.Thread(target=client.run)
+    with _running(EnvironmentClient([make], address, **options)) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def serving(address: str, build_s: float = 0.0, **options: Any) -> Iterator[Any]:
+    """Environments that listen, two in a stream, in a thread of this process."""
+
+    def make(knows_truncation: bool) -> Any:
+        time.sleep(build_s)
+        return counting_group(2)
+
+    with _running(EnvironmentServer(make, address, **options)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(program: Any) -> Iterator[Any]:
+    thread = threading.Thread(target=program.run)
     thread.start()
     try:
-        yield client
+        yield program
     finally:
-        client.stop()
+        program.stop()
         thread.join(30)
         assert not thread.is_alive()
 
