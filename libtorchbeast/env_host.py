@@ -92,7 +92,7 @@ def run_worker(config: HostConfig, line: SupervisorLine) -> None:
     from libtorchbeast.shared_lanes import Lane, LaneClosed
 
     spec = Spec.from_json(config.spec)
-    turns = Turns(line.look_around)
+    turns = Turns(line.tick)
 
     async def work(lane: Lane, group: Group) -> None:
         link = LaneLink(lane)
@@ -123,9 +123,7 @@ def run_at_address(config: HostConfig, line: SupervisorLine) -> None:
             return lambda: config.make_group(number, line.beat)
 
         makers = [maker(i) for i in range(config.num_groups)]
-        program: Any = EnvironmentClient(
-            makers, config.address, config.name, security, line.look_around
-        )
+        program: Any = EnvironmentClient(makers, config.address, config.name, security, line.tick)
     else:
         from libtorchbeast.rpc.env_server import EnvironmentServer
 
@@ -140,7 +138,7 @@ def run_at_address(config: HostConfig, line: SupervisorLine) -> None:
             config.name,
             security,
             num_streams=config.num_groups,
-            look_around=line.look_around,
+            tick=line.tick,
         )
     signal.signal(signal.SIGTERM, lambda *_: program.stop())
     if config.dial:

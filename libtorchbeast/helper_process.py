@@ -147,7 +147,7 @@ class SupervisorLine:
         self._beats += 1
         self._memory[:8] = self._beats.to_bytes(8, "little")
 
-    def look_around(self) -> None:
+    def tick(self) -> None:
         """For whoever waits: beat, and end with the parent."""
         self.beat()
         self.exit_if_orphaned()

@@ -20,7 +20,7 @@ from libtorchbeast.local_socket import JsonSocket
 from libtorchbeast.rows import Row
 from libtorchbeast.shared_lanes import Lane, LaneClosed
 
-LOOK_AROUND_S = 0.25  # how soon a thread that waits for a lane sees anything else
+TICK_S = 0.25  # how soon a thread that waits for a lane sees anything else
 IDLE_S = 0.005  # for each of several lanes that have kept us waiting
 SOCKETS_S = 0.02  # between two looks at sockets while lanes are busy
 
@@ -105,9 +105,9 @@ class _Task:
 class Turns:
     """Runs coroutines. All but `stop` is for one thread."""
 
-    def __init__(self, look_around: Callable[[], None] = lambda: None) -> None:
-        """`look_around` is called at least a few times a second."""
-        self._look_around = look_around
+    def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
+        """`tick` is called at least a few times a second."""
+        self._tick = tick
         self._on_lanes: deque[_Task] = deque()
         self._others: list[_Task] = []
         self._is_stopped = False
@@ -130,9 +130,9 @@ class Turns:
                 now = time.monotonic()
                 if self._others and (not self._on_lanes or now - self._polled_at >= SOCKETS_S):
                     self._poll_others(now)
-                if now - self._looked_at >= LOOK_AROUND_S:
+                if now - self._looked_at >= TICK_S:
                     self._looked_at = now
-                    self._look_around()
+                    self._tick()
                     self._check_links()
         finally:
             self._close()
@@ -141,7 +141,7 @@ class Turns:
         """Wait for the lane whose turn it is, unless it kept us waiting and others did not."""
         task = self._on_lanes.popleft()
         link: LaneLink = task.waits_for
-        timeout_s = LOOK_AROUND_S
+        timeout_s = TICK_S
         if link.keeps_waiting and self._on_lanes:
             busy = any(not other.waits_for.keeps_waiting for other in self._on_lanes)
             timeout_s = 0.0 if busy else IDLE_S
@@ -160,7 +160,7 @@ class Turns:
         """Resume those whose message or moment has come; wait for one if there is nothing else."""
         self._polled_at = now
         poll = select.poll()
-        wake_at = now + LOOK_AROUND_S
+        wake_at = now + TICK_S
         by_fd: dict[int, list[_Task]] = {}
         for task in self._others:
             if isinstance(task.waits_for, _Readable):

@@ -14,7 +14,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 _MAX_FDS = 8
 
 
-class NotOurs(ValueError):
+class UnknownProtocol(ValueError):
     """The bytes are no such message: somebody speaks another language, HTTP/2 perhaps."""
 
 
@@ -58,7 +58,7 @@ class JsonSocket:
         """The next message, if one has come.
 
         A message that says so has a descriptor, "fd", which is None if it was lost on the way.
-        EOFError if the other end is gone, `NotOurs` if it speaks another language.
+        EOFError if the other end is gone, `UnknownProtocol` if it speaks another language.
         """
         self.flush()
         while missing := self._num_missing():
@@ -90,7 +90,7 @@ class JsonSocket:
             return 4 - len(self._incoming)
         length = int.from_bytes(self._incoming[:4], "little")
         if not 0 < length <= MAX_MESSAGE_BYTES:
-            raise NotOurs(f"Messages have 1 to {MAX_MESSAGE_BYTES} bytes, got {length}.")
+            raise UnknownProtocol(f"Messages have 1 to {MAX_MESSAGE_BYTES} bytes, got {length}.")
         return 4 + length - len(self._incoming)
 
     def _take_message(self) -> dict[str, Any]:
@@ -98,9 +98,9 @@ class JsonSocket:
         try:
             message = json.loads(text)
             if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-                raise NotOurs("A message is a JSON object with a kind.")
+                raise UnknownProtocol("A message is a JSON object with a kind.")
         except (ValueError, RecursionError) as error:
-            raise NotOurs(f"A message is JSON: {error}") from error
+            raise UnknownProtocol(f"A message is JSON: {error}") from error
         message.pop("fd", None)  # only the kernel brings descriptors
         if message.get("has_fd"):
             message["fd"], self._fd = self._fd, None

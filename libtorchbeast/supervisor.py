@@ -106,7 +106,7 @@ class Child:
 
     process: Process | None = field(default=None, init=False)
     given_up: bool = field(default=False, init=False)
-    last_words: str = field(default="", init=False)
+    last_warning: str = field(default="", init=False)
     """The text of the last warning it logged."""
     idle_s: float = field(default=0.0, init=False)
     _num_starts: int = field(default=0, init=False)
@@ -164,7 +164,7 @@ class Supervisor:
     def poll(self) -> None:
         """Start what is to be started; log and restart what broke.
 
-        RuntimeError with the last words of the last one when all are given up.
+        RuntimeError with the last warning of the last one when all are given up.
         """
         now = time.monotonic()
         # While this process was stopped (Ctrl-Z, a sleeping laptop), so were the others.
@@ -210,7 +210,7 @@ class Supervisor:
         tries = f"after {child._failures_in_a_row} failures in a row"
         logger.error("%s %s; giving it up %s.", child.name, what, tries)
         if all(other.given_up for other in self.children):
-            said = f":\n{child.last_words}" if child.last_words else "."
+            said = f":\n{child.last_warning}" if child.last_warning else "."
             kind = child.name.split()[0].lower()
             raise RuntimeError(f"No {kind} is left to work with; {child.name} {what}{said}")
 
@@ -219,7 +219,7 @@ class Supervisor:
         assert child.process is not None
         for level, text in child.process.read_log():
             if level >= logging.WARNING:
-                child.last_words = text
+                child.last_warning = text
             self._log(child, level, text)
 
     def close(self, stop: Callable[[], None], timeout_s: float) -> None:
@@ -269,13 +269,13 @@ class Supervisor:
     def _ask_for_stack(self, child: Child) -> None:
         """Let a process that hangs say where; it ends of that, if it can."""
         assert child.process is not None
-        child.last_words = ""
+        child.last_warning = ""
         with contextlib.suppress(OSError):
             os.kill(child.process.pid, signal.SIGABRT)
         deadline = time.monotonic() + STACK_S
         while child.process.exit_code() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        child.last_words = "\n".join(text for _, text in child.process.read_log())
+        child.last_warning = "\n".join(text for _, text in child.process.read_log())
 
     def _end(self, child: Child) -> None:
         """Make sure that the process is gone; only then does what it held belong to nobody."""
@@ -292,7 +292,7 @@ class Supervisor:
 
 
 def _stack_in(child: Child) -> str:
-    return f"; it was here:\n{child.last_words}\n" if child.last_words else ""
+    return f"; it was here:\n{child.last_warning}\n" if child.last_warning else ""
 
 
 def describe_exit(code: int) -> str:

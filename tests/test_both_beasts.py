@@ -1,4 +1,4 @@
-"""What both beasts do alike for their users: learn with the defaults, stop, and tell what broke."""
+"""What both beasts do alike for users: learn with the defaults, stop, and report what broke."""
 
 import os
 import signal
@@ -99,7 +99,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group(beast, tmp_path):
         assert "Traceback" not in training.output
 
 
-# --- They tell what broke ---------------------------------------------------------------------
+# --- They report what broke ---------------------------------------------------------------------
 
 
 def test_an_exception_in_an_environment_is_shown_and_training_goes_on(beast, tmp_path):

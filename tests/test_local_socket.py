@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from libtorchbeast.local_socket import MAX_MESSAGE_BYTES, JsonSocket, NotOurs
+from libtorchbeast.local_socket import MAX_MESSAGE_BYTES, JsonSocket, UnknownProtocol
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_another_language_is_noticed(data):
     theirs, stranger = socket.socketpair()
     reader = JsonSocket(theirs)
     stranger.sendall(data)
-    with pytest.raises(NotOurs):
+    with pytest.raises(UnknownProtocol):
         read_all(reader)
     reader.close()
     stranger.close()

@@ -1,4 +1,4 @@
-"""PolyBeast as its users run it: it learns, it resumes, and what breaks is mended or told."""
+"""PolyBeast as users run it: it learns, it resumes, and what breaks is restarted or reported."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Training with environments elsewhere, as users run it: what is killed or restarted is mended."""
+"""Training with environments elsewhere, as users run it: what is killed is restarted."""
 
 import re
 import signal
@@ -29,7 +29,7 @@ def start_learner(tmp_path, address, dials, *args):
 
 
 def start_environments(tmp_path, address, learner_dials):
-    """One process: if it is not mended, nothing goes on."""
+    """One process: if it is not restarted, nothing goes on."""
     base = address.removesuffix(".0")
     where = ("--pipes_basename", base) if learner_dials else ("--connect", address)
     return RemoteEnvironments(tmp_path, "--env", "Catch", "--num_servers", "1", *where)

@@ -213,7 +213,7 @@ def test_one_host_cannot_take_all_places_without_a_word():
             outgoing.put(None)
 
 
-def test_strangers_do_not_fill_the_log(caplog, monkeypatch):
+def test_unauthenticated_peers_do_not_fill_the_log(caplog, monkeypatch):
     others = Spec(ArraySpec("uint8", (2,)), ArraySpec("int64"))
     monkeypatch.setenv("TORCHBEAST_TOKEN", "secret")
     with learner(listen=["127.0.0.1:0"]) as it, client(it.address):
@@ -223,8 +223,8 @@ def test_strangers_do_not_fill_the_log(caplog, monkeypatch):
         wrong = encode_hello(Hello("x", 1, others, token="secret"))
         assert talk(it.address, [wrong])[1] == "FAILED_PRECONDITION"
         wait_until(lambda: "The learner works with observations" in caplog.text)
-        num_strangers = caplog.text.count("of env.proto, got")
-        assert num_strangers == MAX_UNAUTHENTICATED_TEXTS
+        num_texts = caplog.text.count("of env.proto, got")
+        assert num_texts == MAX_UNAUTHENTICATED_TEXTS
 
 
 @pytest.mark.slow

@@ -328,7 +328,7 @@ def test_another_users_learner_is_not_told_the_token(tmp_path):
             actor.step(np.zeros(3, np.float32))
 
 
-def test_strangers_do_not_take_all_places_of_environments_that_listen(tmp_path):
+def test_unauthenticated_peers_do_not_take_all_places_of_environments_that_listen(tmp_path):
     address = f"unix:{tmp_path}/server"
     path = "/" + "/".join(ENVIRONMENTS_METHOD)
     limits = Limits(max_streams=2, handshake_s=60.0)

@@ -221,7 +221,7 @@ def test_nothing_of_a_hello_is_looked_at_before_its_token():
         decode_hello(hello_with(version=9, num_envs=0, token="mine"), check_token=check)
 
 
-def test_strangers_cannot_say_that_something_failed():
+def test_unauthenticated_peers_cannot_say_that_something_failed():
     def check(token):
         raise AssertionError("a Failure has none")
 

@@ -27,8 +27,8 @@ def certificates(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def strangers(tmp_path_factory):
-    return Certificates.make(tmp_path_factory.mktemp("strangers"))
+def other_authority(tmp_path_factory):
+    return Certificates.make(tmp_path_factory.mktemp("other_authority"))
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_other_machines_need_tls_and_token(certificates, token, monkeypatch):
     Security(**cert).check_listening(away)
 
 
-def test_half_given_files_are_told(certificates, tmp_path):
+def test_half_given_files_are_reported(certificates, tmp_path):
     with pytest.raises(ValueError, match="tls_cert and tls_key belong together"):
         Security(tls_cert=certificates.path("learner.pem")).check_listening("127.0.0.1:1")
     with pytest.raises(ValueError, match="tls_client_certs needs tls_ca"):
@@ -101,11 +101,11 @@ def test_half_given_files_are_told(certificates, tmp_path):
         Security(token_file=tmp_path / "empty").read_token()
 
 
-def test_files_that_are_no_certificates_are_told(certificates, strangers, tmp_path):
+def test_files_that_are_no_certificates_are_reported(certificates, other_authority, tmp_path):
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("garbage")
     cert, ours = certificates.path("learner.pem"), certificates.path("learner.key")
-    theirs = strangers.path("learner.key")
+    theirs = other_authority.path("learner.key")
     for security, sentence in [
         (Security(tls_ca=garbage), "tls_ca must be a certificate"),
         (Security(tls_cert=garbage, tls_key=ours), "tls_cert and tls_key must be a certificate"),
@@ -135,7 +135,7 @@ def try_to_play(address: str, security: Security) -> str:
         return str(error)
 
 
-def test_tls_and_token_let_the_right_ones_in(certificates, strangers, token, tmp_path):
+def test_tls_and_token_let_the_right_ones_in(certificates, other_authority, token, tmp_path):
     wrong = tmp_path / "wrong"
     wrong.write_text("no secret")
     ours = Security(
@@ -152,14 +152,14 @@ def test_tls_and_token_let_the_right_ones_in(certificates, strangers, token, tmp
         assert "got none" in try_to_play(it.address, none)
         no_tls = dataclasses.replace(right, tls_ca=None)
         assert try_to_play(it.address, no_tls) != "played"
-        other_ca = dataclasses.replace(right, tls_ca=strangers.path("ca.pem"))
+        other_ca = dataclasses.replace(right, tls_ca=other_authority.path("ca.pem"))
         assert try_to_play(it.address, other_ca) != "played"
         other_name = dataclasses.replace(right, tls_server_name="somebody")
         assert try_to_play(it.address, other_name) != "played"
         assert try_to_play(it.address, right) == "played"
 
 
-def test_client_certificates_are_demanded(certificates, strangers, token):
+def test_client_certificates_are_demanded(certificates, other_authority, token):
     ours = Security(
         tls_ca=certificates.path("ca.pem"),
         tls_cert=certificates.path("learner.pem"),
@@ -174,7 +174,9 @@ def test_client_certificates_are_demanded(certificates, strangers, token):
         token_file=token,
     )
     stranger = dataclasses.replace(
-        right, tls_cert=strangers.path("worker.pem"), tls_key=strangers.path("worker.key")
+        right,
+        tls_cert=other_authority.path("worker.pem"),
+        tls_key=other_authority.path("worker.key"),
     )
     without = dataclasses.replace(right, tls_cert=None, tls_key=None)
     with learner(listen=["127.0.0.1:0"], security=ours) as it:

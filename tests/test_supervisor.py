@@ -158,7 +158,7 @@ def test_who_fails_again_and_again_is_given_up_and_the_others_go_on(clock, caplo
     assert fakes[1] is not None
 
 
-def test_when_all_are_given_up_the_last_words_are_in_the_error(clock):
+def test_when_all_are_given_up_the_last_warning_is_in_the_error(clock):
     fakes = Fakes(1, max_failures=2)
     fakes.supervisor.poll()
     fakes[0].log = [(logging.WARNING, "the simulator is out of tea"), (logging.INFO, "bye")]
@@ -243,7 +243,7 @@ def test_what_a_process_logs_is_logged_with_its_name_and_once_a_minute(clock, ca
         fakes.poll_after(clock, 0.1)
     assert caplog.text.count("no tea") == 1
     assert "Fake 0: no tea" in caplog.text
-    assert fakes.supervisor.children[0].last_words == "no tea"
+    assert fakes.supervisor.children[0].last_warning == "no tea"
     clock.sleep(61)
     fakes[1].log = [(logging.WARNING, "no tea")]
     fakes.supervisor.poll()

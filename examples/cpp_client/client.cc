@@ -73,7 +73,7 @@ void Client::run(const Player& player) {
       throw Refused(status.error_message());
     }
     const std::string why = status.ok() ? "The learner ended the stream." : status.error_message();
-    tell("No learner at " + options_.address + ": " + why + " Calling again.");
+    log("No learner at " + options_.address + ": " + why + " Calling again.");
     pause();
   }
 }
@@ -140,7 +140,7 @@ void Client::play(const Player& player, Stream& stream) {
     throw std::runtime_error("Expected a Greeting of version 1, got something else.");
   }
   const bool knows_truncation = answer->greeting().knows_truncation();
-  tell("Playing with the learner at " + options_.address + ".");
+  log("Playing with the learner at " + options_.address + ".");
   proto::EnvironmentMessage message = player.first_step();
   while ((answer = exchange(stream, message, kActionsLimit))) {
     if (!answer->has_actions()) {
@@ -183,7 +183,7 @@ void Client::pause() {
   stop_condition_.wait_for(lock, seconds, [this] { return is_stopped_; });
 }
 
-void Client::tell(const std::string& text) {
+void Client::log(const std::string& text) {
   if (text != logged_) {  // Once, however often it is tried.
     logged_ = text;
     std::cerr << "[walk_client] " << text << std::endl;

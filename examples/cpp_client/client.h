@@ -65,7 +65,7 @@ class Client {
       Stream& stream, const torchbeast::v1::EnvironmentMessage& message, Clock::duration limit);
   void expect(std::optional<Clock::duration> limit);
   void pause();
-  void tell(const std::string& text);
+  void log(const std::string& text);
 
   const Options options_;
   std::mutex mutex_;

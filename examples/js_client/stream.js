@@ -125,7 +125,7 @@ export class Client {
         if (!(error instanceof LearnerGone)) {
           throw error;
         }
-        this.#tell(`No learner at ${this.options.address}: ${error.message} Calling again.`);
+        this.#log(`No learner at ${this.options.address}: ${error.message} Calling again.`);
       } finally {
         this.connection.close();
       }
@@ -144,7 +144,7 @@ export class Client {
     if (greeting?.version !== 1) {
       throw new Error("Expected a Greeting of version 1, got something else.");
     }
-    this.#tell(`Playing with the learner at ${this.options.address}.`);
+    this.#log(`Playing with the learner at ${this.options.address}.`);
     let message = player.firstStep();
     for (;;) {
       const { actions } = await this.connection.exchange(message, ACTIONS_MS);
@@ -172,7 +172,7 @@ export class Client {
     await sleep(ms, undefined, { signal: this.stopping.signal }).catch(() => {});
   }
 
-  #tell(text) {
+  #log(text) {
     if (text !== this.logged) {
       this.logged = text; // once, however often it is tried
       console.error(`[balance] ${text}`);

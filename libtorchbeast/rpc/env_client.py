@@ -15,7 +15,7 @@ from typing import Any
 from libtorchbeast.env_host import play
 from libtorchbeast.environments import Broken, Group
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
-from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
 from libtorchbeast.rpc.env_server import lane_in
@@ -59,15 +59,15 @@ class EnvironmentClient:
         address: str,
         name: str = "environments",
         security: Security | None = None,
-        look_around: Callable[[], None] = lambda: None,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """`look_around` is called at every step, and a few times a second."""
+        """`tick` is called at every step, and a few times a second."""
         self._security = security or Security()
         self._security.check_dialing(address)
         self._make_groups = make_groups
         self._address = address
         self._name = name
-        self._look_around = look_around
+        self._tick = tick
         self._is_stopped = False
         self._stop: Callable[[], object] = lambda: None
         self._repeats = RepeatFilter()
@@ -119,7 +119,7 @@ class EnvironmentClient:
     # Lanes.
 
     def _run_on_lanes(self, groups: list[Group]) -> None:
-        turns = Turns(self._look_around)
+        turns = Turns(self._tick)
         self._stop = turns.stop
         if self._is_stopped:
             return
@@ -136,7 +136,7 @@ class EnvironmentClient:
                 connection, link, greeting = await dial_lane(self._address, self._hello(group))
                 self._log(f"Playing with the learner at {self._address}.")
                 back_off.reset()
-                await play(group, link, self._look_around, greeting.knows_truncation)
+                await play(group, link, self._tick, greeting.knows_truncation)
             except (LearnerGone, Refused) as error:
                 await pause(self._pause_after(error, back_off, refusals))
             except LaneClosed:
@@ -162,7 +162,7 @@ class EnvironmentClient:
         self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
         if self._is_stopped:
             return
-        watcher = asyncio.create_task(watch(streams, self._look_around))
+        watcher = asyncio.create_task(watch(streams, self._tick))
         players = [asyncio.create_task(self._play_streams(group, streams)) for group in groups]
         waiter = asyncio.create_task(stopped.wait())
         try:
@@ -186,7 +186,7 @@ class EnvironmentClient:
                     back_off.reset()
                     is_playing = True
                     try:
-                        await play(group, link, self._look_around, greeting.knows_truncation)
+                        await play(group, link, self._tick, greeting.knows_truncation)
                     except Broken:
                         await send_failure(call, traceback.format_exc())
                         raise
@@ -222,7 +222,7 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
         return connection, link, greeting
     except BaseException as error:
         connection.close()
-        if isinstance(error, NotOurs):
+        if isinstance(error, UnknownProtocol):
             raise LanesImpossible(str(error)) from error
         if isinstance(error, (EOFError, OSError, TimeoutError, LaneClosed)):
             raise LearnerGone(str(error) or "It closed the connection.") from error

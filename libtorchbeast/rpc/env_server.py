@@ -20,7 +20,7 @@ from typing import Any
 from libtorchbeast.env_host import play
 from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause, readable
-from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
 from libtorchbeast.rpc.handshake import (
     MAX_TEXT,
@@ -57,16 +57,16 @@ class EnvironmentServer:
         security: Security | None = None,
         limits: Limits | None = None,
         num_streams: int = 1,
-        look_around: Callable[[], None] = lambda: None,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         """The learner is asked for `num_streams` at once: while the agent thinks about one group,
-        the others step. `look_around` is called at every step, and a few times a second."""
+        the others step. `tick` is called at every step, and a few times a second."""
         self._make_group = make_group
         self._name = name
         self._num_streams = num_streams
         self._security = security or Security()
         self._limits = limits or Limits(max_streams=MAX_STREAMS)
-        self._look_around = look_around
+        self._tick = tick
         self._admission = Admission(self._limits)
         self._is_stopped = False
         self._stop: Callable[[], object] = lambda: None
@@ -100,7 +100,7 @@ class EnvironmentServer:
     def _run_streams(self, address: str, on_listening: Callable[[str], None]) -> None:
         from libtorchbeast.rpc.grpc_server import StreamServer
 
-        server = StreamServer(*self._for_streams(), look_around=self._look_around)
+        server = StreamServer(*self._for_streams(), tick=self._tick)
         self._stop = server.stop
         if self._is_stopped:  # looked at after `_stop` is there: no call of stop() is missed
             return
@@ -117,7 +117,7 @@ class EnvironmentServer:
     # Lanes.
 
     def _run_on_lanes(self, on_listening: Callable[[str], None]) -> None:
-        turns = Turns(self._look_around)
+        turns = Turns(self._tick)
         self._stop = turns.stop
         if self._is_stopped:
             return
@@ -162,7 +162,7 @@ class EnvironmentServer:
         try:
             with self._admission.stream("unix:"):
                 await self._serve(peer)
-        except (EOFError, NotOurs, OSError, TimeoutError, LaneClosed):
+        except (EOFError, UnknownProtocol, OSError, TimeoutError, LaneClosed):
             pass  # the learner left, or never was one
         except Refused as error:
             _say(peer, "refused", code=error.code, text=str(error))
@@ -188,7 +188,7 @@ class EnvironmentServer:
             link = LaneLink(lane, peer)
             await link.attach()
             with what_environments_raise():
-                await play(group, link, self._look_around, greeting.knows_truncation)
+                await play(group, link, self._tick, greeting.knows_truncation)
         finally:
             group.close()
 
@@ -225,7 +225,7 @@ def lane_in(message: dict[str, Any], hello: Hello) -> Lane | None:
     if message["kind"] == "refused":
         raise refusal_from_json(message)
     if message["kind"] != "lane":
-        raise NotOurs(f"Expected a lane, got {message['kind']}.")
+        raise UnknownProtocol(f"Expected a lane, got {message['kind']}.")
     lane = map_lane(message.get("fd"), hello.spec, hello.num_envs)
     if lane is not None:
         lane.release()  # the memory stays mapped, and descriptors are scarce

@@ -28,7 +28,7 @@ import grpc.aio
 
 import nest
 from libtorchbeast.helper_process import SupervisorLine
-from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours, listen_unix, speaks_http2
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.grpc_relay import private_address, relay
@@ -106,8 +106,8 @@ class Gateway:
                 return
             self._send("ready", addresses=addresses)
             self._lanes.start()
-            asyncio.get_running_loop().add_reader(self._learner.fileno(), self._hear)
-            watcher = asyncio.create_task(watch(self._streams, self._line.look_around))
+            asyncio.get_running_loop().add_reader(self._learner.fileno(), self._read_messages)
+            watcher = asyncio.create_task(watch(self._streams, self._line.tick))
             for address in self._config.dial:
                 self._have_callers(address, 1)
             await self._stopped.wait()
@@ -133,7 +133,7 @@ class Gateway:
         if shown is not None:
             self._send(kind, text=shown, peer=peer)
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         try:
             while (message := self._learner.next()) is not None:
                 kind = message["kind"]
@@ -351,7 +351,7 @@ class Gateway:
             return error
         except EnvironmentFailed as error:
             self._report(printable_lines(str(error)), peer, "environment_failed")
-        except (EOFError, NotOurs):
+        except (EOFError, UnknownProtocol):
             pass  # the other end is gone
         except Exception:
             self._report(traceback.format_exc(), peer)
@@ -427,7 +427,7 @@ class Gateway:
             self._report(printable_lines(str(error)), address, "environment_failed")
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError, OSError) as error:
             self._report_end(stream, error)
-        except NotOurs:
+        except UnknownProtocol:
             self._hands_over_no_lanes.add(address)
             return 1  # at once, over gRPC
         except Exception:

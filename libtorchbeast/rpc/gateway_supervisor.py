@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libtorchbeast.helper_process import Helper
-from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.memory import memory_bytes
 from libtorchbeast.rows import Spec, canonical
 from libtorchbeast.rpc.address import Address
@@ -190,7 +190,7 @@ class Gateways:
     def poll(self) -> None:
         """Give lanes, log what the gateways say, restart those that died."""
         for gateway in self._gateways:
-            self._hear(gateway)
+            self._read_messages(gateway)
         self.supervisor.poll()
         for gateway in self._gateways:
             self._grant(gateway)
@@ -272,7 +272,7 @@ class Gateways:
                 poll.register(gateway.control.fileno(), select.POLLIN)
         poll.poll(1000 * timeout_s)
 
-    def _hear(self, gateway: _Gateway) -> None:
+    def _read_messages(self, gateway: _Gateway) -> None:
         try:
             while gateway.control is not None:
                 message = gateway.control.next()
@@ -281,7 +281,7 @@ class Gateways:
                 self._handle(gateway, message)
         except (EOFError, OSError):
             return  # it has ended, or will in a moment
-        except NotOurs as error:
+        except UnknownProtocol as error:
             self.supervisor.fail(gateway.child, f"sent what cannot be read ({error})")
 
     def _handle(self, gateway: _Gateway, message: dict[str, Any]) -> None:

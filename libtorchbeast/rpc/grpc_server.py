@@ -49,13 +49,13 @@ class StreamServer:
         security: Security,
         admission: Admission,
         limits: Limits,
-        look_around: Callable[[], None] = lambda: None,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._make_group = make_group
         self._introduce = introduce
         self._security = security
         self._limits = limits
-        self._look_around = look_around
+        self._tick = tick
         self._admission = admission
         self._streams: set[Watched] = set()
         self._relays: set[asyncio.Future[None]] = set()
@@ -102,7 +102,7 @@ class StreamServer:
         self._address = self._security.add_port(server, address)
         await server.start()
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        watcher = asyncio.create_task(watch(self._streams, self._look_around))
+        watcher = asyncio.create_task(watch(self._streams, self._tick))
         try:
             on_listening(self._address)
             self.is_listening.set()
@@ -142,7 +142,7 @@ class StreamServer:
             hello = self._introduce(group)
             await context.write(encode_hello(hello))
             link = StreamLink(hello, context.read, context.write, stream, ANSWER_S)
-            await play(group, link, self._look_around, greeting.knows_truncation)
+            await play(group, link, self._tick, greeting.knows_truncation)
 
     async def _fail(self, context: Any, error: Exception) -> None:
         """Tell the learner what raised; environments that it was not rebuilt for."""

@@ -57,11 +57,11 @@ class Watched:
                 self.end(Refused("DEADLINE_EXCEEDED", text))
 
 
-async def watch(tasks: set[Watched], look_around: Callable[[], None]) -> None:
+async def watch(tasks: set[Watched], tick: Callable[[], None]) -> None:
     """End those that are let wait too long, for ever."""
     while True:
         await asyncio.sleep(WATCH_S)
-        look_around()
+        tick()
         for task in list(tasks):
             task.check()
 

@@ -5,7 +5,7 @@ import socket
 import time
 from typing import Any
 
-from libtorchbeast.local_socket import JsonSocket, NotOurs
+from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rpc.handshake import (
     MAX_TEXT,
     EnvironmentFailed,
@@ -28,7 +28,7 @@ class Host:
             raise EOFError from error
 
     async def next(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message; None if none comes in time. EOFError, `NotOurs`."""
+        """The next message; None if none comes in time. EOFError, `UnknownProtocol`."""
         deadline = time.monotonic() + timeout_s
         while (message := self._socket.next()) is None:
             try:
@@ -66,7 +66,7 @@ def raise_said(message: dict[str, Any]) -> None:
         raise EnvironmentFailed(text[-MAX_TEXT:])
     if kind == "refused":
         raise refusal_from_json(message)
-    raise NotOurs(f"Expected a Hello, got {printable(kind)}.")  # also `no_descriptor`
+    raise UnknownProtocol(f"Expected a Hello, got {printable(kind)}.")  # also `no_descriptor`
 
 
 class Stall:

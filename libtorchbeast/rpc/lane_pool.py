@@ -16,7 +16,7 @@ from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.handshake import Hello, Refused, check_fit, learner_is_ending
 from libtorchbeast.shared_lanes import CLOSED, GONE, Lane, LaneClosed, close_free_lane, map_lane
 
-LOOK_AROUND_S = 0.2  # for turns that change without the bell: lanes that are closed
+TICK_S = 0.2  # for turns that change without the bell: lanes that are closed
 GRANT_S = 120.0  # until the learner must have given a lane: it may be building its model
 FREE_S = 60.0  # until the actor must have put away the lane's last rollout
 
@@ -34,17 +34,17 @@ class LanePool:
         self._waiting: dict[Lane, tuple[Any, asyncio.Future[Any]]] = {}
         self._spec: Spec | None = None  # what all lanes are like; the first one says
         self._num_actions: int | None = None
-        self._look_around: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         os.set_blocking(self._bell_fd, False)
-        asyncio.get_running_loop().add_reader(self._bell_fd, self._hear)
-        self._look_around = asyncio.create_task(self._look_now_and_then())
+        asyncio.get_running_loop().add_reader(self._bell_fd, self._on_bell)
+        self._poller = asyncio.create_task(self._look_now_and_then())
 
     def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._bell_fd)
-        for task in (self._look_around, *self._retiring):
+        for task in (self._poller, *self._retiring):
             if task is not None:
                 task.cancel()
 
@@ -161,7 +161,7 @@ class LanePool:
         await self.wait_while(lane, GONE)
         lane.turn.close()
 
-    def _hear(self) -> None:
+    def _on_bell(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell_fd, 1 << 16)
         self._look()
@@ -174,5 +174,5 @@ class LanePool:
 
     async def _look_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_AROUND_S)
+            await asyncio.sleep(TICK_S)
             self._look()

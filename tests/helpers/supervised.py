@@ -21,7 +21,7 @@ def work(line, config):
     except ValueError:
         logger.warning("It failed.", exc_info=True)
     while True:
-        line.look_around()
+        line.tick()
         time.sleep(0.01)
 
 
