@@ -4,7 +4,8 @@ import pytest
 
 from torchbeast import monobeast
 from torchbeast.run import recipes
-from torchbeast.run.flags import default_flags, run_command_line
+from torchbeast.run.command_line import run_command_line
+from torchbeast.run.flags import default_flags, with_values
 
 
 def parse(*args):
@@ -55,6 +56,39 @@ def test_the_papers_settings_are_one_flag_away():
     flags = default_flags(monobeast.Flags, "PongNoFrameskip-v4", "paper")
     assert (flags.batch_size, flags.unroll_length, flags.learning_rate) == (32, 20, 0.0006)
     assert parse("--recipe", "paper").batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("--learning_rate 0.0006", "learning_rate", monobeast.Flags().learning_rate),
+        ("--learning-rate=0.5", "learning_rate", 0.5),
+        ("--num-threads 2", "num_learner_threads", 2),
+        ("--no-use_lstm", "use_lstm", False),
+        ("--use-lstm", "use_lstm", True),
+        ("--max_policy_lag None", "max_policy_lag", None),
+    ],
+)
+def test_a_flag_that_is_given_is_known_even_if_it_equals_its_default(line, name, value):
+    flags = parse("--env", "Catch", *line.split())
+    assert getattr(flags, name) == value
+    given = {name for name, source in flags.sources.items() if source == "command line"}
+    assert given == {"env", name}
+
+
+def test_the_command_line_outdoes_the_saved_run_and_that_the_recipe():
+    flags = monobeast.Flags()
+    layers = {
+        "command line": {"entropy_cost": 0.3},
+        "saved run": {"entropy_cost": 0.2, "baseline_cost": 0.2},
+        "recipe": {"entropy_cost": 0.1, "baseline_cost": 0.1, "alpha": 0.1, "no_flag": 0.1},
+    }
+    for source in ("saved run", "command line", "recipe"):  # whatever is known first
+        flags = with_values(flags, source, layers[source])
+    assert (flags.entropy_cost, flags.baseline_cost, flags.alpha) == (0.3, 0.2, 0.1)
+    sources = {"entropy_cost": "command line", "baseline_cost": "saved run", "alpha": "recipe"}
+    assert flags.sources == sources
+    assert "sources" not in flags.as_plain_dict()
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,9 @@ from torchbeast.envs import make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, as_output, make_model
 from torchbeast.report import log_to_terminal
+from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
-from torchbeast.run.flags import TrainingFlags, num_cores, run_command_line
+from torchbeast.run.flags import TrainingFlags, num_cores
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.runtime.actor_model import prepare_to_act

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from torchbeast import polybeast_learner
 from torchbeast.report import log_to_terminal
+from torchbeast.run.command_line import run_command_line
 from torchbeast.run.env_sources import BothEnvironments, LocalEnvironments, Source
-from torchbeast.run.flags import num_cores, run_command_line
+from torchbeast.run.flags import num_cores
 from torchbeast.run.signals import StopRequest
 
 GROUPS_PER_WORKER = 2  # one steps while the agent looks at the other

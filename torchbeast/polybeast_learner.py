@@ -41,9 +41,10 @@ from torchbeast.errors import UsageError
 from torchbeast.models import as_output, make_model
 from torchbeast.models.net import Net
 from torchbeast.report import log_to_terminal
+from torchbeast.run.command_line import run_command_line
 from torchbeast.run.env_sources import RemoteEnvironments, Source
 from torchbeast.run.evaluate import evaluate
-from torchbeast.run.flags import TrainingFlags, num_cores, run_command_line
+from torchbeast.run.flags import TrainingFlags, num_cores
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.run.utilization import Stages

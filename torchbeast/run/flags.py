@@ -1,13 +1,11 @@
-"""The flags that both beasts share, their validation, and the command line made from them."""
+"""The flags that both beasts share, their validation, and where their values come from."""
 
 import dataclasses
 import os
-import signal
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
 
 import tyro
 
@@ -16,6 +14,9 @@ from torchbeast.envs import EnvOptions, check_env
 from torchbeast.errors import UsageError
 from torchbeast.models import check_model
 from torchbeast.run import recipes
+
+Source = Literal["recipe", "saved run", "command line"]
+STRENGTH: tuple[Source, ...] = ("recipe", "saved run", "command line")  # the last one wins
 
 
 def num_cores() -> int:
@@ -62,6 +63,11 @@ class TrainingFlags(Settings, EnvOptions):
     learner_cpu_threads: int = min(8, max(1, num_cores() // 2))
     """Cores that one update may use (PyTorch's intra-op threads)."""
 
+    sources: Annotated[dict[str, Source], tyro.conf.Fixed, tyro.conf.Suppress] = field(
+        default_factory=dict, compare=False
+    )
+    """Where the values come from; those that are not named here have their defaults."""
+
     @property
     def rundir(self) -> Path:
         """Where this run keeps its files."""
@@ -70,6 +76,7 @@ class TrainingFlags(Settings, EnvOptions):
     def as_plain_dict(self) -> dict[str, Any]:
         """All flags as numbers, strings and None, for checkpoints and meta.json."""
         flags = dataclasses.asdict(self)
+        del flags["sources"]
         return {k: str(v) if isinstance(v, Path) else v for k, v in flags.items()}
 
     def validate(self) -> None:
@@ -115,46 +122,32 @@ _FRACTIONS = ("discounting", "alpha", "momentum", "vtrace_lambda", "sticky_actio
 FlagsT = TypeVar("FlagsT", bound=TrainingFlags)
 
 
+def with_values(flags: FlagsT, source: Source, values: Mapping[str, Any]) -> FlagsT:
+    """The flags with these values, but where a stronger source has spoken; in any order, any time.
+
+    Names that are no flags are left out: recipes and saved runs serve several programs.
+    """
+    weaker = STRENGTH[: STRENGTH.index(source) + 1]
+    known = {field.name for field in dataclasses.fields(flags)} - {"sources"}
+    changes = {
+        name: value
+        for name, value in values.items()
+        if name in known and flags.sources.get(name, source) in weaker
+    }
+    sources = {**flags.sources, **dict.fromkeys(changes, source)}
+    return dataclasses.replace(flags, **changes, sources=sources)
+
+
+def given_flags(flags_class: type[TrainingFlags], args: list[str]) -> dict[str, Any]:
+    """What the command line says, whether or not it equals the default."""
+    tyro.cli(flags_class, args=args)  # answers --help, and mistakes
+    hints = get_type_hints(flags_class, include_extras=True)
+    names = [field.name for field in dataclasses.fields(flags_class) if field.name != "sources"]
+    given = TypedDict("given", {name: hints[name] for name in names}, total=False)  # type: ignore
+    return dict(tyro.cli(given, args=args))
+
+
 def default_flags(flags_class: type[FlagsT], env: str, recipe: str = "default") -> FlagsT:
     """The flags that are right for this environment."""
-    known = {field.name for field in dataclasses.fields(flags_class)}
-    changes = {k: v for k, v in recipes.find(env, recipe).items() if k in known}
-    return dataclasses.replace(flags_class(), **{**changes, "env": env, "recipe": recipe})
-
-
-def run_command_line(
-    flags_class: type[FlagsT], main: Callable[[FlagsT], int], args: list[str] | None = None
-) -> int:
-    """Read the flags and call `main`; a user's mistake is one sentence and exit code 2."""
-    args = sys.argv[1:] if args is None else args
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)),  # as was asked for
-        # Also where a shell's background jobs ignore it.
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
-    }
-    try:
-        env = _peek(args, "env", flags_class().env)
-        check_env(env)
-        defaults = default_flags(flags_class, env, _peek(args, "recipe", "default"))
-        flags = tyro.cli(flags_class, args=args, default=defaults)
-        flags.validate()
-        return main(flags)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-
-
-def _peek(args: list[str], name: str, default: str) -> str:
-    """The value of one flag, before the others' defaults, which depend on it, are known."""
-    for i, arg in enumerate(args):
-        if arg == f"--{name}" and i + 1 < len(args):
-            default = args[i + 1]
-        elif arg.startswith(f"--{name}="):
-            default = arg.partition("=")[2]
-    return default
+    flags = dataclasses.replace(flags_class(), env=env, recipe=recipe)  # type: ignore[arg-type]
+    return with_values(flags, "recipe", recipes.find(env, recipe))

@@ -1,0 +1,42 @@
+"""From the arguments of a program to its flags, and to its exit code."""
+
+import signal
+import sys
+from collections.abc import Callable
+
+from torchbeast.envs import check_env
+from torchbeast.errors import UsageError
+from torchbeast.run import recipes
+from torchbeast.run.flags import FlagsT, given_flags, with_values
+
+
+def run_command_line(
+    flags_class: type[FlagsT], main: Callable[[FlagsT], int], args: list[str] | None = None
+) -> int:
+    """Read the flags and call `main`; a user's mistake is one sentence and exit code 2."""
+    args = sys.argv[1:] if args is None else args
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)),  # as was asked for
+        # Also where a shell's background jobs ignore it.
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
+    try:
+        flags = parse(flags_class, args)
+        flags.validate()
+        return main(flags)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def parse(flags_class: type[FlagsT], args: list[str]) -> FlagsT:
+    """What the command line says, else what is right for the environment."""
+    flags = with_values(flags_class(), "command line", given_flags(flags_class, args))
+    check_env(flags.env)
+    return with_values(flags, "recipe", recipes.find(flags.env, flags.recipe))
