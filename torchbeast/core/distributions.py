@@ -1,0 +1,278 @@
+"""Distributions over actions, made from an action space.
+
+A distribution object holds no numbers: it knows what its parameters mean. `policy_logits`
+[..., num_params] is the flat vector of them, whatever they are, and everything below works on any
+leading dimensions. Actions are [..., *shape], or trees of such for Dict and Tuple spaces.
+
+    Discrete       one logit for each action
+    MultiDiscrete  the logits of each part, one after the other
+    MultiBinary    one logit for each bit
+    Box            means, then logarithms of standard deviations
+
+The learner uses `log_prob` and `entropy` alone, so that V-trace and the losses are the same for
+all of them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from libtorchbeast.tree import leaves_of, map_tree
+
+IMPOSSIBLE = -1e9
+"""The logit of a masked action: its probability is exactly 0, and all gradients are finite."""
+
+MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
+
+
+class Distribution(Protocol):
+    """A family of distributions over the actions of one space."""
+
+    num_params: int
+
+    def sample(self, params: Tensor) -> Any:
+        """An action drawn at random, without gradient."""
+
+    def mode(self, params: Tensor) -> Any:
+        """The most likely action."""
+
+    def log_prob(self, params: Tensor, action: Any) -> Tensor:
+        """Of an action, [...]."""
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """[...]."""
+
+    def mask(self, params: Tensor, allowed: Any) -> Tensor:
+        """The parameters under which only what is `allowed` can happen."""
+
+
+class Categorical:
+    """One of `n` actions."""
+
+    def __init__(self, n: int) -> None:
+        self.num_params = n
+
+    def sample(self, params: Tensor) -> Tensor:
+        probabilities = F.softmax(params.detach(), dim=-1)
+        drawn = torch.multinomial(probabilities.flatten(0, -2), num_samples=1)
+        return drawn.view(params.shape[:-1])
+
+    def mode(self, params: Tensor) -> Tensor:
+        return params.argmax(dim=-1)
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        log_probs = F.log_softmax(params, dim=-1)
+        return log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        log_probs = F.log_softmax(params, dim=-1)
+        return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        """`allowed` [..., n]; where nothing is, everything stays as likely as it was."""
+        allowed = allowed.bool()
+        allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
+        return params.masked_fill(~allowed, IMPOSSIBLE)
+
+
+class MultiCategorical:
+    """Several independent choices, `shape` of them, the i-th among `nvec[i]`."""
+
+    def __init__(self, nvec: Sequence[int], shape: tuple[int, ...] | None = None) -> None:
+        self._nvec = list(nvec)
+        self._shape = (len(self._nvec),) if shape is None else shape
+        self._parts = [Categorical(n) for n in self._nvec]
+        self.num_params = sum(self._nvec)
+
+    def sample(self, params: Tensor) -> Tensor:
+        return self._join([part.sample(p) for part, p in self._split(params)])
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._join([part.mode(p) for part, p in self._split(params)])
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        choices = action.reshape(*params.shape[:-1], len(self._nvec)).unbind(-1)
+        pairs = zip(self._split(params), choices, strict=True)
+        return torch.stack([part.log_prob(p, choice) for (part, p), choice in pairs]).sum(dim=0)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return torch.stack([part.entropy(p) for part, p in self._split(params)]).sum(dim=0)
+
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        """`allowed` [..., sum(nvec)]: those of each part, one after the other."""
+        masks = allowed.flatten(params.dim() - 1).split(self._nvec, dim=-1)
+        pairs = zip(self._split(params), masks, strict=True)
+        return torch.cat([part.mask(p, mask) for (part, p), mask in pairs], dim=-1)
+
+    def _split(self, params: Tensor) -> list[tuple[Categorical, Tensor]]:
+        return list(zip(self._parts, params.split(self._nvec, dim=-1), strict=True))
+
+    def _join(self, choices: list[Tensor]) -> Tensor:
+        return torch.stack(choices, dim=-1).view(*choices[0].shape, *self._shape)
+
+
+class Bernoulli:
+    """Independent bits."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self.num_params = math.prod(shape)
+
+    def sample(self, params: Tensor) -> Tensor:
+        return self._as_bits(torch.bernoulli(torch.sigmoid(params.detach())))
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._as_bits(params > 0)
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        bits = action.reshape(params.shape).to(params.dtype)
+        return -F.binary_cross_entropy_with_logits(params, bits, reduction="none").sum(dim=-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        p = torch.sigmoid(params)
+        return F.binary_cross_entropy_with_logits(params, p, reduction="none").sum(dim=-1)
+
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        """`allowed` [..., *shape]: the bits that may be 1."""
+        return params.masked_fill(~allowed.reshape(params.shape).bool(), IMPOSSIBLE)
+
+    def _as_bits(self, bits: Tensor) -> Tensor:
+        return bits.to(torch.int8).view(*bits.shape[:-1], *self._shape)
+
+
+class Gaussian:
+    """Independent normal distributions, in units in which a bounded action goes from -1 to 1.
+
+    A draw may lie outside of the bounds; whoever steps the environment clips it there, and the
+    learner goes by the draw itself.
+    """
+
+    def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
+        """The bounds, of the action's shape; infinite where there is none."""
+        self._shape = low.shape
+        self._size = math.prod(low.shape)
+        self.num_params = 2 * self._size
+        bounded = np.isfinite(low) & np.isfinite(high) & (low < high)
+        with np.errstate(invalid="ignore"):  # inf - inf, where it is not used
+            middle = np.where(bounded, low / 2 + high / 2, 0.0)
+            scale = np.where(bounded, high / 2 - low / 2, 1.0)
+        self.bounded = torch.from_numpy(bounded.reshape(-1))
+        self._middle = torch.from_numpy(middle.astype(np.float32).reshape(-1))
+        self._scale = torch.from_numpy(scale.astype(np.float32).reshape(-1))
+
+    def sample(self, params: Tensor) -> Tensor:
+        mean, log_std = self._mean_and_log_std(params.detach())
+        return self._to_action(torch.normal(mean, log_std.exp()))
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._to_action(self._mean_and_log_std(params)[0])
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        mean, log_std = self._mean_and_log_std(params)
+        draw = self._from_action(action, params)
+        return (_normal_log_prob(draw, mean, log_std) - self._log_scale(params)).sum(dim=-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        _, log_std = self._mean_and_log_std(params)
+        return (log_std + _NORMAL_ENTROPY + self._log_scale(params)).sum(dim=-1)
+
+    def mask(self, params: Tensor, allowed: Any) -> Tensor:
+        raise ValueError("Actions of a Box cannot be masked; mask those of a Discrete space.")
+
+    def _mean_and_log_std(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = params.split(self._size, dim=-1)
+        return mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
+
+    def _to_action(self, draw: Tensor) -> Tensor:
+        action = self._middle.to(draw.device) + self._scale.to(draw.device) * draw
+        return action.view(*draw.shape[:-1], *self._shape)
+
+    def _from_action(self, action: Tensor, params: Tensor) -> Tensor:
+        flat = action.reshape(*params.shape[:-1], self._size).to(params.dtype)
+        return (flat - self._middle.to(params.device)) / self._scale.to(params.device)
+
+    def _log_scale(self, params: Tensor) -> Tensor:
+        return self._scale.to(params.device).log()
+
+
+class SquashedGaussian(Gaussian):
+    """The tanh of normal distributions, from bound to bound."""
+
+    def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
+        super().__init__(low, high)
+        if not self.bounded.all():
+            raise ValueError(f"Squashed actions need bounds, got {low} to {high}.")
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        mean, log_std = self._mean_and_log_std(params)
+        limit = 1 - 1e-6  # a float32 that rounds to a bound has no finite place before tanh
+        draw = torch.atanh(self._from_action(action, params).clamp(-limit, limit))
+        log_prob = _normal_log_prob(draw, mean, log_std) - _log_tanh_slope(draw)
+        return (log_prob - self._log_scale(params)).sum(dim=-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """That of the normal distribution, and the mean of log tanh', by Gauss and Hermite."""
+        mean, log_std = self._mean_and_log_std(params)
+        points = torch.tensor(_POINTS, dtype=params.dtype, device=params.device)
+        weights = torch.tensor(_WEIGHTS, dtype=params.dtype, device=params.device)
+        draws = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * points  # [..., size, points]
+        slope = (_log_tanh_slope(draws) * weights).sum(dim=-1)
+        return (log_std + _NORMAL_ENTROPY + slope + self._log_scale(params)).sum(dim=-1)
+
+    def _to_action(self, draw: Tensor) -> Tensor:
+        return super()._to_action(torch.tanh(draw))
+
+
+class Joint:
+    """Independent distributions at the leaves of a tree, for Dict and Tuple spaces."""
+
+    def __init__(self, parts: Any) -> None:
+        self._parts = parts
+        self._leaves = [part for _, part in leaves_of(parts)]
+        self._sizes = [part.num_params for part in self._leaves]
+        self.num_params = sum(self._sizes)
+
+    def sample(self, params: Tensor) -> Any:
+        return self._pack(part.sample(p) for part, p in self._split(params))
+
+    def mode(self, params: Tensor) -> Any:
+        return self._pack(part.mode(p) for part, p in self._split(params))
+
+    def log_prob(self, params: Tensor, action: Any) -> Tensor:
+        pairs = zip(self._split(params), leaves_of(action), strict=True)
+        return torch.stack([part.log_prob(p, leaf) for (part, p), (_, leaf) in pairs]).sum(dim=0)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return torch.stack([part.entropy(p) for part, p in self._split(params)]).sum(dim=0)
+
+    def mask(self, params: Tensor, allowed: Any) -> Tensor:
+        """`allowed` is a tree like the action's."""
+        pairs = zip(self._split(params), leaves_of(allowed), strict=True)
+        return torch.cat([part.mask(p, leaf) for (part, p), (_, leaf) in pairs], dim=-1)
+
+    def _split(self, params: Tensor) -> list[tuple[Any, Tensor]]:
+        return list(zip(self._leaves, params.split(self._sizes, dim=-1), strict=True))
+
+    def _pack(self, leaves: Any) -> Any:
+        by_part = {id(part): leaf for part, leaf in zip(self._leaves, leaves, strict=True)}
+        return map_tree(lambda part: by_part[id(part)], self._parts)
+
+
+_NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
+# Points and weights of the mean of a function of a standard normal variable.
+_POINTS, _WEIGHTS = (x.tolist() for x in np.polynomial.hermite_e.hermegauss(24))
+_WEIGHTS = [w / math.sqrt(2 * math.pi) for w in _WEIGHTS]
+
+
+def _normal_log_prob(draw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    return -0.5 * ((draw - mean) / log_std.exp()) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
+
+
+def _log_tanh_slope(x: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), also where tanh rounds to 1."""
+    return 2 * (math.log(2) - x - F.softplus(-2 * x))
