@@ -1,0 +1,51 @@
+"""Models of one's own in examples/: their memory is exact, and they learn what needs a memory."""
+
+import pytest
+import torch
+
+from examples import gru_memory, transformer_memory
+from tests.helpers import training
+
+MODULES = {"gru": gru_memory, "transformer": transformer_memory}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_whole_rollouts_and_single_rows_give_the_same(name):
+    torch.manual_seed(0)
+    model = MODULES[name].Agent((3,), num_actions=2, use_lstm=False).eval()
+    T, B = 20, 3
+    frame, done = torch.randn(T, B, 3), torch.rand(T, B) < 0.2
+    whole, whole_state = model({"frame": frame, "done": done}, model.initial_state(B))
+    state = model.initial_state(B)
+    for t in range(T):
+        row = {"frame": frame[t : t + 1], "done": done[t : t + 1]}
+        output, state = model(row, state)
+        torch.testing.assert_close(output["policy_logits"][0], whole["policy_logits"][t])
+        torch.testing.assert_close(output["baseline"][0], whole["baseline"][t])
+    torch.testing.assert_close(state[-1], whole_state[-1])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nothing_is_remembered_from_the_episode_before(name):
+    torch.manual_seed(0)
+    model = MODULES[name].Agent((3,), num_actions=2, use_lstm=False).eval()
+    frame, done = torch.randn(6, 1, 3), torch.tensor([[0], [0], [0], [1], [0], [0]]).bool()
+    other = frame.clone()
+    other[:3] += 1.0  # another episode before the one that begins at row 3
+    outputs = [
+        model({"frame": f, "done": done}, model.initial_state(1))[0]["policy_logits"]
+        for f in (frame, other)
+    ]
+    assert not torch.allclose(outputs[0][:3], outputs[1][:3])
+    torch.testing.assert_close(outputs[0][3:], outputs[1][3:])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", MODULES)
+def test_what_needs_a_memory_is_learnt(name, tmp_path):
+    model = f"examples.{name}_memory:Agent"
+    args = ["--env", "Memory", "--model", model, "--total_steps", "150000", "--xpid", "run"]
+    result = training.run("polybeast", tmp_path, *args, cwd=training.ROOT)
+    assert result.returncode == 0, result.stderr
+    assert float(training.read_logs(tmp_path / "run")[-1]["mean_episode_return"]) > 0.9
