@@ -1,8 +1,11 @@
 """`ActorPool`: actors in C++ threads, one for each lane."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import nest
 from libtorchbeast import _C
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 JOIN_S = 30.0
+MAX_GROUP = 1 << 32  # environments of a lane, at most
 
 
 class ActorPool(_C.ActorPool):
@@ -22,7 +26,8 @@ class ActorPool(_C.ActorPool):
     The agent consumes `inference_batcher`: it gets `(row, agent_state)`, all [1, B, ...], and
     answers `(output, new_agent_state)`, where output has an "action". The learner consumes
     `learner_queue`: it gets `((rows, outputs), agent_state)` with T+1 rows, where output t led to
-    row t, and the agent's state before row 0. A row is a dict (rows.py), and so is an output.
+    row t, and the agent's state before row 0. A row is a dict (rows.py), and so is an output. Its
+    `source` is a number for each environment, which `name_source` makes a name of.
 
     For environments at `env_server_addresses` both are tuples, as in TorchBeast: a row is
     (frame, reward, done, episode_step, episode_return), an output (action, ...).
@@ -42,10 +47,23 @@ class ActorPool(_C.ActorPool):
         self._unroll_length = unroll_length
         self._addresses = list(env_server_addresses)
         self._security = security
+        self._num_lanes = 0
+        self._lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
 
     def add_lane(self, lane: Lane) -> None:  # type: ignore[override]
         """Start an actor for a lane."""
-        self._add(lane, lane.rows)
+        number, self._num_lanes = self._num_lanes, self._num_lanes + 1
+        self._lanes[number] = lane
+        # In no lane's memory, and the same at each step: the actor takes it for part of the row.
+        source = number * MAX_GROUP + np.arange(lane.num_envs, dtype=np.int64)
+        self._add(lane, {**lane.rows, "source": source})
+
+    def name_source(self, source: int) -> str:
+        """The environment behind a number in rows, for people."""
+        number, environment = divmod(source, MAX_GROUP)
+        lane = self._lanes.get(number)
+        who = lane.name if lane is not None and lane.name else f"lane {number}"
+        return f"environment {environment} of {who}"
 
     def run(self) -> None:
         """Wait until a queue is closed and all actors have ended; raise what went wrong in one.

@@ -98,6 +98,7 @@ def run_worker(config: HostConfig, line: SupervisorLine) -> None:
         link = LaneLink(lane)
         try:
             await link.attach()
+            lane.name = config.name
             await play(group, link, line.beat)
         except LaneClosed:
             pass

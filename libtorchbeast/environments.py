@@ -178,7 +178,7 @@ class Group:
 
 
 def _check(envs: Environments, row: Row) -> None:
-    if not isinstance(envs, SyncEnvs):  # which looks at them one by one
+    if not (isinstance(envs, SyncEnvs) and envs.is_checked):  # which looks at them one by one
         check_finite(row)
 
 

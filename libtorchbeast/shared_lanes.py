@@ -25,7 +25,9 @@ from libtorchbeast.rows import ArraySpec, Row, Spec, Unstacked
 
 ALIGNMENT = 64
 DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own
-HEADER = np.dtype([("turn", "<u4", 16), ("counts", "<u8", 8)])  # a cache line each
+MAX_NAME_BYTES = 128
+# A cache line each of the first two.
+HEADER = np.dtype([("turn", "<u4", 16), ("counts", "<u8", 8), ("name", f"S{MAX_NAME_BYTES}")])
 
 FREE, AGENT, ENVIRONMENT = Turn.State.FREE, Turn.State.AGENT, Turn.State.ENVIRONMENT
 GONE, CLOSED = Turn.State.GONE, Turn.State.CLOSED
@@ -48,6 +50,7 @@ class Lane:
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
         self.turn = Turn(header["turn"][:1])
         self._counts = header["counts"]
+        self._header = header
         self._had_turn = FREE  # what the state must be before our next rows
         self._next_byte = HEADER.itemsize
         self.rows: Row = nest.map(self._view, spec.row)  # [K, ...] each
@@ -73,6 +76,16 @@ class Lane:
     def num_passes(self) -> int:
         """How often rows were written."""
         return int(self._counts[0])
+
+    @property
+    def name(self) -> str:
+        """Who steps its environments, for people; whoever wrote it, it is one short line."""
+        text = bytes(self._header["name"]).decode(errors="replace")
+        return "".join(c if c.isprintable() else "?" for c in text)
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._header["name"] = name.encode()[:MAX_NAME_BYTES]
 
     # What the environments' side does.
 

@@ -1,6 +1,7 @@
 """What both beasts do alike for users: learn with the defaults, stop, and report what broke."""
 
 import os
+import re
 import signal
 
 import psutil
@@ -110,6 +111,17 @@ def test_an_exception_in_an_environment_is_shown_and_training_goes_on(beast, tmp
     assert "the simulator is out of tea" in result.stderr
     assert "fragile.py" in result.stderr  # the traceback says where
     assert int(read_logs(tmp_path / "run")[-1]["step"]) >= 60_000
+
+
+def test_numbers_too_large_to_learn_from_end_nothing_and_have_a_sender(beast, tmp_path):
+    env = fragile(tmp_path, 40, "return self.env.step(action)[0], 1e30, False, False, {}")
+    args = ("--env", "fragile:make", "--reward_clipping", "none", "--total_steps", "20000")
+    result = run(beast, tmp_path, *args, "--xpid", "run", env=env)
+    assert result.returncode == 0, result.stderr
+    who = {"monobeast": "actor", "polybeast": "worker"}[beast]
+    assert re.search(rf"environment \d+ of {who} \d .*reward from \d to 1e\+30", result.stderr)
+    assert int(read_logs(tmp_path / "run")[-1]["nonfinite_rollouts"]) >= 2
+    assert int(read_logs(tmp_path / "run")[-1]["step"]) >= 20_000
 
 
 def test_an_environment_that_never_works_ends_the_run_with_its_traceback(beast, tmp_path):

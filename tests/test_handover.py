@@ -261,3 +261,12 @@ def test_grpc_is_not_imported_where_lanes_are_used():
         "assert not {'grpc', 'google.protobuf'} & set(sys.modules), sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_simulator_that_sends_no_number_is_told_so_before_the_learner_sees_it(tmp_path):
+    address = f"unix:{tmp_path}/learner"
+    with learner(listen=[address]), torchbeast.connect(address, num_actions=NUM_ACTIONS) as actor:
+        actor.step(np.zeros(3, np.float32))
+        with pytest.raises(ValueError, match="The observation must be finite"):
+            actor.step(np.full(3, np.inf, np.float32))
+        actor.step(np.ones(3, np.float32))

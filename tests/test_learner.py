@@ -1,5 +1,6 @@
 """The learner's step: which rows count, what is reported, and that a formula is not off by one."""
 
+import copy
 import dataclasses
 import math
 
@@ -8,8 +9,10 @@ import torch
 from torch import nn
 
 from tests.helpers.threads import run_in_threads
+from torchbeast.core import learner as learner_module
 from torchbeast.core import losses, vtrace
 from torchbeast.core.learner import Learner, compute_loss, finished_episodes
+from torchbeast.core.nonfinite import pick_columns
 from torchbeast.models import make_model
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import ActorModel, prepare_to_act
@@ -41,9 +44,23 @@ def random_batch(seed=0):
     }
 
 
-def make_learner(flags=FLAGS):
+def make_learner(flags=FLAGS, model=None):
     torch.manual_seed(0)
-    return Learner(make_model("mlp", (7,), A, use_lstm=False), flags, torch.device("cpu"))
+    model = model or make_model("mlp", (7,), A, use_lstm=False)
+    return Learner(model, flags, torch.device("cpu"))
+
+
+class Normalised(nn.Module):
+    """An agent with batch normalisation, whose buffers each forward pass changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(7)
+        self.agent = make_model("mlp", (7,), A, use_lstm=False)
+
+    def forward(self, inputs, state=()):
+        frame = self.norm(inputs["frame"].flatten(0, 1)).view_as(inputs["frame"])
+        return self.agent({**inputs, "frame": frame}, state)
 
 
 def test_the_loss_takes_rewards_and_ends_from_the_next_row():
@@ -168,15 +185,76 @@ def test_gradients_are_clipped_by_their_global_norm():
     assert learner.stats.summary()["grad_norm"] > 0.5  # what it was before
 
 
-def test_a_gradient_that_is_no_number_stops_and_harms_nothing():
-    learner = make_learner()
-    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
-    batch = random_batch()
+def test_rollouts_with_a_gradient_that_is_not_finite_are_left_out(caplog):
+    """The update is the one of the other rollouts; the log says who sent these, and what."""
+    learner, clean = make_learner(), make_learner()
+    learner.name_source = lambda source: f"environment {source} of worker 7"
+    batch, without = random_batch(), pick_columns(random_batch(), [1, 2])
+    batch["source"] = torch.tensor([40, 41, 42])
     batch["reward"][2, 0] = float("nan")
-    with pytest.raises(FloatingPointError, match="must be finite"):
-        learner.step(batch, ())
+    learner.step(batch, ())
+    clean.step(without, ())
+    for ours, theirs in zip(learner.model.parameters(), clean.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    summary = learner.stats.summary()
+    assert (summary["updates"], summary["step"]) == (1, 2 * T)
+    assert summary["nonfinite_rollouts"] == 1
+    assert "skipped_updates" not in summary
+    assert "environment 40 of worker 7 (rollout 0 of the batch): frame from -" in caplog.text
+    assert "reward from nan to nan" in caplog.text
+    assert "version 0; the newest weights have version 0" in caplog.text
+
+
+def test_an_update_without_a_finite_gradient_is_skipped_and_harms_nothing(caplog):
+    learner = make_learner(model=Normalised())
+    learner.step(random_batch(1), ())
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    optimizer_before = copy.deepcopy(learner.optimizer.state_dict())
+    for i in range(3):
+        batch = random_batch(i)
+        batch["frame"][3] = float("inf")
+        assert learner.update(batch, (), lambda *_: pytest.fail("published"))
+    assert learner.version == 1
+    assert learner.stats.step == T * B
+    assert learner.stats.summary()["skipped_updates"] == 3
     for name, value in learner.model.state_dict().items():
-        assert torch.equal(value, before[name])
+        assert torch.equal(value, before[name]), name
+    for index, state in learner.optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, optimizer_before["state"][index][name])
+    assert caplog.text.count("is not finite") == 1  # repeats are folded
+    learner.step(random_batch(2), ())
+    assert learner.version == 2
+
+
+def test_training_ends_after_many_skipped_updates_in_a_row(monkeypatch):
+    monkeypatch.setattr(learner_module, "MAX_SKIPPED_UPDATES", 3)
+    learner = make_learner()
+    bad = random_batch()
+    bad["reward"][2] = float("nan")
+    for batch in (bad, bad, random_batch(), bad, bad):
+        learner.step(batch, ())
+    with pytest.raises(FloatingPointError, match=r"3 updates in a row .* rollout 0 of the batch"):
+        learner.update(bad, (), lambda *_: pytest.fail("published"))
+    assert not learner.lock.locked()
+
+
+def test_huge_frames_of_one_environment_end_nothing():
+    """As large as the network lets through: some gradient is infinite then, but no weight is."""
+    torch.manual_seed(0)
+    model = make_model("deep", (4, 36, 36), A, use_lstm=False)
+    learner = Learner(model, FLAGS, torch.device("cpu"))
+    for i in range(3):
+        batch = random_batch(i)
+        batch["frame"] = torch.randn(T + 1, B, 4, 36, 36)
+        batch["frame"][:, 1] = 1e9 * torch.randn(T + 1, 4, 36, 36).sign()
+        learner.step(batch, model.initial_state(B))
+    assert learner.version == 3
+    assert learner.stats.summary()["nonfinite_rollouts"] == 3
+    for name, value in learner.model.state_dict().items():
+        assert value.isfinite().all(), name
+    output, _ = model({k: v[:1] for k, v in batch.items()}, model.initial_state(B))
+    assert output["policy_logits"].isfinite().all()
 
 
 def test_the_fraction_of_clipped_weights_is_counted():
@@ -354,15 +432,6 @@ def test_threads_update_one_after_the_other():
         pass
     assert versions == list(range(1, 31))
     assert learner.stats.step == 30 * T * B
-
-
-def test_an_update_that_fails_leaves_nothing_locked():
-    learner = make_learner()
-    batch = random_batch()
-    batch["reward"][2, 0] = float("nan")
-    with pytest.raises(FloatingPointError):
-        learner.update(batch, (), lambda *_: pytest.fail("published"))
-    assert not learner.lock.locked()
 
 
 def test_rollouts_that_say_no_version_are_taken_for_new():

@@ -165,6 +165,20 @@ def test_an_exception_in_an_environment_reaches_the_learner_with_its_text(tmp_pa
     assert "Traceback" in str(run.error)
 
 
+class NotANumber(Limited):
+    def step(self, action):
+        frame, *rest = super().step(action)
+        return np.full_like(frame, np.nan), *rest
+
+
+def test_an_observation_that_is_not_finite_is_an_exception_on_a_lane_too(tmp_path):
+    address = f"unix:{tmp_path}/nan"
+    with serving(NotANumber, address), Run([address]) as run:
+        wait_until(lambda: run.error is not None)
+    assert isinstance(run.error, RuntimeError)
+    assert "The observation must be finite, got nan or inf from environment 0" in str(run.error)
+
+
 @pytest.mark.slow
 def test_the_learner_may_come_first_and_a_server_may_come_back(tmp_path):
     address = f"unix:{tmp_path}/late"

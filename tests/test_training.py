@@ -50,7 +50,7 @@ def test_a_full_disk_ends_no_run(tmp_path, caplog):
     with Reporter(writer, stats, flags.total_steps, flags.log_interval_s) as reporter:
 
         def log():
-            stats.add_update(1, {}, torch.zeros(0), torch.zeros(0))
+            stats.add_update(1, {})
             reporter.update()
 
         time.sleep(0.01)

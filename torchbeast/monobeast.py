@@ -51,8 +51,6 @@ from torchbeast.runtime.seeding import seed_everything
 from torchbeast.runtime.shared_weights import SharedWeights
 from torchbeast.runtime.threads import Threads, set_cpu_threads
 
-Filled = tuple[int, int]  # a slot with a whole rollout in it, and the version that acted
-
 POLL_S = 0.2  # how soon the main thread sees a signal, a finished learner, a dead actor
 JOIN_S = 10.0  # how long to wait for actors that were asked to end
 ROLLOUTS_AHEAD = 2  # slots an actor holds: those it fills and the next
@@ -100,6 +98,14 @@ class Flags(TrainingFlags):
 # ----------------------------------------------------------------------------------- shared memory
 
 
+class Filled(NamedTuple):
+    """A slot with a whole rollout in it."""
+
+    slot: int
+    version: int  # of the weights that acted
+    source: int  # actor * envs_per_actor + environment
+
+
 class Rollouts:
     """Memory for `num_slots` rollouts; each field is a tensor [num_slots, T+1, ...].
 
@@ -130,7 +136,7 @@ class Rollouts:
 
     def collect(self, filled: list[Filled], device: torch.device) -> tuple[Batch, AgentState]:
         """Copy these slots to a batch [T+1, B, ...] on the device."""
-        slots = torch.tensor([slot for slot, _ in filled])
+        slots = torch.tensor([f.slot for f in filled])
         pin_memory = device.type == "cuda"
 
         def batch_of(field: Tensor) -> Tensor:  # [num_slots, T+1, ...] -> [T+1, B, ...]
@@ -142,7 +148,8 @@ class Rollouts:
         batch = map_tree(batch_of, self.rows)
         batch["action"] = batch_of(self.action)
         batch["policy_logits"] = batch_of(self.policy_logits)
-        batch["version"] = torch.tensor([version for _, version in filled], device=device)
+        batch["version"] = torch.tensor([f.version for f in filled], device=device)
+        batch["source"] = torch.tensor([f.source for f in filled], device=device)
         return batch, tuple(batch_of(state) for state in self.states)
 
 
@@ -239,18 +246,25 @@ class Actors:
                 self._supervise_at = 0.0
                 time.sleep(0.01)
                 continue
+            actor = actor_of[pipe]
             with self._lock:
-                held = self._held[actor_of[pipe]].popleft()
+                held = self._held[actor].popleft()
             assert held == slots, (held, slots)
-            filled += [(slot, version) for slot in slots]
+            first = actor * self._flags.envs_per_actor
+            filled += [Filled(slot, version, first + i) for i, slot in enumerate(slots)]
             self._hand_out()
         return filled
 
     def release(self, filled: list[Filled]) -> None:
         """These have been read: their slots may be written again. For any thread."""
         with self._lock:
-            self._free.extend(slot for slot, _ in filled)
+            self._free.extend(f.slot for f in filled)
         self._hand_out()
+
+    def name_source(self, source: int) -> str:
+        """The environment behind a number in a batch, for people."""
+        actor, environment = divmod(source, self._flags.envs_per_actor)
+        return f"environment {environment} of actor {actor}"
 
     def close(self) -> None:
         """End all actors: ask, wait, then kill."""
@@ -346,6 +360,7 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
     shared.weights.publish(learner.model, learner.version)
     # After a resume the actors must not live through the same episodes again.
     actors = Actors(flags, shared, derive_seed(flags.seed, learner.version))
+    learner.name_source = actors.name_source
     batches: Batches = queue.SimpleQueue()
     run_learner = functools.partial(learn, flags, learner, shared, actors, batches)
     threads = Threads("learner", flags.num_learner_threads, run_learner, learner.finished)

@@ -309,7 +309,7 @@ def as_batch(rows: Any, outputs: Any) -> Batch:
     """What the learner learns from. Output t led to row t, so that the first is of no use."""
     if not isinstance(outputs, dict):
         outputs = dict(zip(OUTPUT_FIELDS, outputs, strict=False))
-    batch: Batch = as_row(rows)
+    batch: Batch = as_row(rows)  # with their `source`, if they are ours
     batch["action"] = outputs["action"][1:].long()
     batch["policy_logits"] = outputs["policy_logits"][1:]
     if "version" in outputs:
@@ -403,6 +403,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         inference_batcher=inference_batcher,
         initial_agent_state=initial_state,
     )
+    learner.name_source = pool.name_source
     actor_model = ActorModel(
         learner.model,
         flags.find_device(flags.actor_device),

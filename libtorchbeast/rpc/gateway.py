@@ -174,6 +174,7 @@ class Gateway:
         """Carry rows and actions until the environments leave."""
         stream.has_done(INTRODUCE)
         lane = await self._lanes.acquire(hello)
+        lane.name = f"{hello.name} at {stream.peer}"
         try:
             with self._playing(hello, stream.peer):
                 if accept is not None:
@@ -213,6 +214,7 @@ class Gateway:
         """Give the host a lane, and stay until it leaves."""
         stream.has_done(INTRODUCE)
         lane = await self._lanes.acquire_to_hand_over(hello)
+        lane.name = f"{hello.name} at {stream.peer}"
         try:
             with self._playing(hello, stream.peer):
                 host.send("lane", fd=lane.fd, num_envs=lane.num_envs)

@@ -20,6 +20,7 @@ import numpy as np
 
 import nest
 from libtorchbeast.lane_scheduler import Turns
+from libtorchbeast.observations import check_finite
 from libtorchbeast.rows import INT64, EpisodeCounter, Row, Spec, spec_of
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
@@ -87,8 +88,8 @@ class Actor:
         reward, and the first observation of the next episode. If it was a time limit that ended
         it, give the true `final_observation`, too, so that the agent knows that life went on.
 
-        Raises `Refused` if the learner does not want this environment, and `LearnerGone` if there
-        is none for too long.
+        Raises ValueError for numbers that are not finite, `Refused` if the learner does not want
+        this environment, and `LearnerGone` if there is none for too long.
         """
         if self._line is None:
             return self._dial(observation)
@@ -145,6 +146,7 @@ class Actor:
 
     def _show(self, row: Row) -> Any:
         assert self._line is not None
+        check_finite(row)  # over a lane nobody else does
         actions = self._line.show(row)
         self._last_action = nest.map(np.copy, actions)
         return nest.map(_plain, actions)

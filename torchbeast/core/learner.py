@@ -3,6 +3,7 @@
 Shapes: T is unroll_length, B the batch size; a batch has T+1 rows, the last is for bootstrapping.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -11,17 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from libtorchbeast.supervisor import RepeatFilter
 from torchbeast.core import losses, vtrace
+from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
 from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
 from torchbeast.models import as_output
 
 Batch = dict[str, Any]
 """Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
-acted, [T, B, ...] or longer; `version` [T, B] or [B] of its weights, if anybody knows it."""
+acted, [T, B, ...] or longer; `version` [T, B] or [B] of its weights, and `source` [T+1, B] or [B],
+the number of the environment, if anybody knows them."""
 
 Publish = Callable[[nn.Module, int], None]
 """Gives the agent a model's weights and their version."""
+
+MAX_SKIPPED_UPDATES = 100  # in a row; more of them will not help
+
+logger = logging.getLogger("torchbeast")
 
 
 class Learner:
@@ -53,6 +61,11 @@ class Learner:
         self.lock = lock or threading.Lock()
         self.finished = threading.Event()
         self.stats = stats or RunningStats()
+        self.name_source: Callable[[int], str] = "environment {}".format
+        """The environment behind a number in a batch's `source`, for people."""
+        self._skipped_in_a_row = 0
+        self._last_culprits = ""
+        self._repeats = RepeatFilter()
         self.optimizer = optimizer or make_optimizer(self.model, flags)
         # By steps taken, not by updates: exact whatever the batches held, also after a resume.
         self.scheduler = scheduler or torch.optim.lr_scheduler.LambdaLR(
@@ -80,19 +93,45 @@ class Learner:
             return not self.finished.is_set()
 
     def step(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> None:
-        """Learn from one batch."""
+        """Learn from one batch; not from rollouts that make the gradient infinite or NaN.
+
+        Without anything to learn from there is no update and no new version, which would make the
+        rollouts to come older still.
+        """
         lag = policy_lag(batch, self.version)
-        returns, lengths = finished_episodes(batch)
+        self.stats.add_episodes(*finished_episodes(batch))
         if self.flags.max_policy_lag is not None:
             dropped = drop_old_rollouts(batch, lag, self.flags.max_policy_lag)
             self.stats.count("dropped_rollouts", dropped)
-        num_steps = int((~batch["truncated"][1:]).sum())
-        if num_steps == 0:
-            # No update, and no new version: it would make the rollouts to come older still.
-            self.stats.add_episodes(returns, lengths)
+        if batch["truncated"][1:].all():
             return
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        metrics = self._find_gradient(batch, initial_state, lag)
+        if not math.isfinite(metrics["grad_norm"]):
+            restore(buffers)
+            culprits = self._find_culprits(batch, initial_state)
+            restore(buffers)
+            kept = [i for i in range(lag.shape[1]) if i not in culprits]
+            batch, initial_state, lag = pick_columns((batch, initial_state, lag), kept)
+            if culprits and not batch["truncated"][1:].all():
+                metrics = self._find_gradient(batch, initial_state, lag)
+        if not math.isfinite(metrics["grad_norm"]):
+            restore(buffers)
+            self._skip()
+            return
+        self._skipped_in_a_row = 0
+        metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        self.optimizer.step()
+        self.stats.add_update(int((~batch["truncated"][1:]).sum()), metrics)
+        self.scheduler.step()
+
+    def _find_gradient(
+        self, batch: Batch, initial_state: tuple[Tensor, ...], lag: Tensor
+    ) -> dict[str, float]:
+        """The gradient of a batch, clipped; returns what to report about it."""
         loss, metrics = compute_loss(self._wrapped, batch, initial_state, self.flags)
-        metrics["policy_lag"] = lag.masked_fill(batch["truncated"][1:], 0).sum() / num_steps
+        truncated = batch["truncated"][1:]
+        metrics["policy_lag"] = lag.masked_fill(truncated, 0).sum() / (~truncated).sum()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(
@@ -100,17 +139,37 @@ class Learner:
         )
         # One transfer for all figures: each .item() would wait for the device.
         figures = torch.stack([v.detach().float() for v in metrics.values()]).tolist()
-        reported = dict(zip(metrics, figures, strict=True))
-        if not math.isfinite(reported["grad_norm"]):
+        return dict(zip(metrics, figures, strict=True))
+
+    def _find_culprits(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> list[int]:
+        """Log and count the rollouts whose gradient is not finite."""
+
+        def loss_of(batch: Batch, initial_state: tuple[Tensor, ...]) -> Tensor:
+            return compute_loss(self.model, batch, initial_state, self.flags)[0]
+
+        culprits = find_nonfinite(self.model, loss_of, batch, initial_state)
+        self.stats.count("nonfinite_rollouts", len(culprits))
+        self._last_culprits = (
+            describe_rollouts(batch, culprits, self.version, self.name_source)
+            if culprits
+            else "no rollout of the batch alone"
+        )
+        text = self._repeats.take("The gradient of these rollouts is not finite; they are left out")
+        if text is not None:
+            logger.warning("%s: %s.", text, self._last_culprits)
+        return culprits
+
+    def _skip(self) -> None:
+        """Count an update that cannot be made; FloatingPointError if it goes on like this."""
+        self.stats.count("skipped_updates", 1)
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= MAX_SKIPPED_UPDATES:
             raise FloatingPointError(
-                f"The gradient's norm must be finite, got {reported['grad_norm']} at "
-                f"step {self.stats.step}; lower --learning_rate, clip rewards, or look for "
-                "observations and rewards that are not finite."
+                f"The gradient must be finite, and was not for {self._skipped_in_a_row} updates in "
+                f"a row at step {self.stats.step}; the last time because of "
+                f"{self._last_culprits}. Lower --learning_rate, clip rewards, or look at what "
+                "these environments send."
             )
-        reported["learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        self.optimizer.step()
-        self.stats.add_update(num_steps, reported, returns, lengths)
-        self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
         """All there is to go on from, under the names of TorchBeast's checkpoints."""
@@ -177,6 +236,12 @@ def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
     is_old = (lag > max_lag).any(dim=0)  # [B]
     batch["truncated"] = batch["truncated"] | is_old
     return int(is_old.sum())
+
+
+def restore(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    """Put back what forward passes changed, such as the means of batch normalisation."""
+    for buffer, saved in buffers:
+        buffer.copy_(saved)
 
 
 def start_gently(optimizer: torch.optim.RMSprop) -> None:

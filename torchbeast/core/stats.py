@@ -43,36 +43,26 @@ class RunningStats:
         self._counts: dict[str, int] = {}
         self._totals: dict[str, int] = {}
 
-    def add_update(
-        self,
-        num_steps: int,
-        metrics: dict[str, float],
-        returns: Iterable[float],
-        lengths: Iterable[int],
-    ) -> None:
-        """Take in one update and the episodes that ended in its batch."""
+    def add_update(self, num_steps: int, metrics: dict[str, float]) -> None:
+        """Take in one update."""
         with self._lock:
             self.step += num_steps
             self.updates += 1
-            self._add_episodes(returns, lengths)
             self._add(metrics)
             self._last_update = metrics
 
     def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
-        """Take in episodes of a batch that was not learnt from."""
+        """Take in the episodes that ended in a batch, whether it is learnt from or not."""
         with self._lock:
-            self._add_episodes(returns, lengths)
+            for episode_return, length in zip(returns, lengths, strict=True):
+                self.episodes += 1
+                self._returns.append(episode_return)
+                self._lengths.append(length)
 
     def observe(self, metrics: dict[str, float]) -> None:
         """Take in figures that come with no update, such as sizes of queues."""
         with self._lock:
             self._add(metrics)
-
-    def _add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
-        for episode_return, length in zip(returns, lengths, strict=True):
-            self.episodes += 1
-            self._returns.append(episode_return)
-            self._lengths.append(length)
 
     def count(self, name: str, number: int) -> None:
         """Add to a figure that is reported as its sum since the start."""

@@ -86,7 +86,9 @@ class Agent(nn.Module):
             features = features.flatten(0, 1)
         policy_logits = self.policy(features)
         if self.training:
-            action = torch.multinomial(F.softmax(policy_logits.detach(), dim=1), num_samples=1)
+            # Also for numbers that are not finite, which the learner finds out about.
+            policy = F.softmax(policy_logits.detach().nan_to_num(), dim=1)
+            action = torch.multinomial(policy, num_samples=1)
         else:
             action = policy_logits.argmax(dim=1)
         output = {

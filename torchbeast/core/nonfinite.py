@@ -1,0 +1,57 @@
+"""Which rollouts of a batch make its gradient infinite or not-a-number, and who sent them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from libtorchbeast.tree import leaves_of, map_tree
+
+MAX_NAMED = 4  # rollouts in one message
+
+Loss = Callable[[Any, Any], Tensor]
+"""Of a batch [T+1, B, ...] and the agent's state at its first row."""
+
+
+def pick_columns(tree: Any, columns: Sequence[int]) -> Any:
+    """These rollouts of a tree of tensors [T, B, ...] or [B]."""
+    return map_tree(lambda x: x[list(columns)] if x.dim() == 1 else x[:, list(columns)], tree)
+
+
+def find_nonfinite(model: nn.Module, loss_of: Loss, batch: Any, initial_state: Any) -> list[int]:
+    """The columns whose gradient, each alone, has no finite norm."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    culprits = []
+    for i in range(batch["reward"].shape[1]):
+        loss = loss_of(pick_columns(batch, [i]), pick_columns(initial_state, [i]))
+        # Not `backward`: what is wrapped around the model need not hear of this.
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        norm = nn.utils.get_total_norm([g for g in gradients if g is not None])
+        if not norm.isfinite():
+            culprits.append(i)
+    return culprits
+
+
+def describe_rollouts(
+    batch: Any, columns: Sequence[int], version: int, name_source: Callable[[int], str]
+) -> str:
+    """Who sent these rollouts, the range of their numbers, and the weights that acted."""
+    texts = [_describe(pick_columns(batch, [i]), i, name_source) for i in columns[:MAX_NAMED]]
+    if len(columns) > MAX_NAMED:
+        texts.append(f"{len(columns) - MAX_NAMED} more")
+    return f"{'; '.join(texts)}; the newest weights have version {version}"
+
+
+def _describe(rollout: Any, column: int, name_source: Callable[[int], str]) -> str:
+    who = f"rollout {column} of the batch"
+    if "source" in rollout:
+        who = f"{name_source(int(rollout['source'].flatten()[0]))} ({who})"
+    fields = {name: rollout[name] for name in ("reward", "policy_logits")}
+    ranges = [
+        f"{name} from {x.min().item():g} to {x.max().item():g}"
+        for name, x in leaves_of({"frame": rollout["frame"], **fields})
+    ]
+    if "version" in rollout:
+        ranges.append(f"version {int(rollout['version'].max())}")
+    return f"{who}: {', '.join(ranges)}"
