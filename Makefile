@@ -33,7 +33,7 @@ $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(CPP) $(wildcard t
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch scikit-build-core nanobind cmake ninja
 	@$(PIP) install -c constraints.txt --no-build-isolation \
-		--config-settings cmake.define.TORCHBEAST_STRICT=ON -e ".[plot,test,lint,bench]"
+		--config-settings cmake.define.TORCHBEAST_STRICT=ON -e ".[plot,keys,test,lint,bench]"
 	@touch $@
 
 train: setup

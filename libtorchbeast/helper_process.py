@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from libtorchbeast import secret
 from libtorchbeast.memory import anonymous_memory
 
 logger = logging.getLogger("torchbeast")
@@ -39,33 +40,44 @@ _PR_SET_PDEATHSIG = 1
 class Helper:
     """A process of this package, as its supervisor sees it."""
 
-    def __init__(self, module: str, config: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        module: str,
+        config: dict[str, Any],
+        fds: Sequence[int] = (),
+        needs_token: bool = False,
+    ) -> None:
         """Starts it, with these descriptors and what Python finds here.
 
         In a process group of its own: Ctrl-C in a terminal is for its parent alone.
         """
-        heartbeat_fd = anonymous_memory(mmap.PAGESIZE, "torchbeast-heartbeat")
-        try:
+        with contextlib.ExitStack() as stack:
+
+            def to_pass(fd: int) -> int:
+                stack.callback(os.close, fd)
+                return fd
+
+            line = {"parent": os.getpid()}
+            heartbeat_fd = to_pass(anonymous_memory(mmap.PAGESIZE, "torchbeast-heartbeat"))
+            line["heartbeat_fd"] = heartbeat_fd
             self._memory = mmap.mmap(heartbeat_fd, mmap.PAGESIZE)
             log_fd, theirs = os.pipe()
             self._log = LogReader(log_fd)
+            line["log_fd"] = to_pass(theirs)
             try:
-                line = {"parent": os.getpid(), "log_fd": theirs, "heartbeat_fd": heartbeat_fd}
-                command = [sys.executable, "-m", module, json.dumps({"line": line, **config})]
+                if needs_token:
+                    line["token_fd"] = to_pass(secret.pipe_with_token())
+                own_fds = [fd for name, fd in line.items() if name.endswith("_fd")]
                 self._process = subprocess.Popen(
-                    command,
-                    pass_fds=[theirs, heartbeat_fd, *fds],
-                    env={**os.environ, **KEEP_FREED_MEMORY, **_variables()},
+                    [sys.executable, "-m", module, json.dumps({"line": line, **config})],
+                    pass_fds=[*own_fds, *fds],
+                    env=_variables(),
                     stdin=subprocess.DEVNULL,
                     process_group=0,
                 )
             except BaseException:
                 self._log.close()
                 raise
-            finally:
-                os.close(theirs)
-        finally:
-            os.close(heartbeat_fd)
 
     @property
     def pid(self) -> int:
@@ -126,7 +138,10 @@ class LogReader:
 
 
 def _variables() -> dict[str, str]:
-    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    """The environment of a helper: ours, without the token."""
+    ours = {name: value for name, value in os.environ.items() if name != secret.VARIABLE}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return {**ours, **KEEP_FREED_MEMORY, **own}
 
 
 class SupervisorLine:
@@ -140,6 +155,9 @@ class SupervisorLine:
         set_up_child()
         self.exit_if_orphaned()
         self._log = LogWriter(line["log_fd"], on_error=self.exit_if_orphaned)
+        if "token_fd" in line:
+            with open(line["token_fd"], "rb") as file:
+                secret.keep(file.read().decode())
         self.beat()
 
     def beat(self) -> None:

@@ -21,6 +21,7 @@ from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.simulator import StreamLine
+from tests.helpers.certificates import write_secret
 from tests.helpers.counting import NUM_ACTIONS, counting_group
 from tests.helpers.remote import check_rollouts, client, learner, serving
 from tests.helpers.threads import wait_until
@@ -153,8 +154,8 @@ def test_a_killed_host_leaves_a_padded_rollout_and_a_lane_that_nobody_uses(tmp_p
 
 def test_a_wrong_token_is_refused_and_the_right_one_is_not(tmp_path, caplog):
     secret, wrong = tmp_path / "secret", tmp_path / "wrong"
-    secret.write_text("secret")
-    wrong.write_text("wrong")
+    write_secret(secret, "secret")
+    write_secret(wrong, "wrong")
     address = f"unix:{tmp_path}/learner"
     with learner(listen=[address], security=Security(token_file=secret)) as it:
         caplog.set_level("INFO")

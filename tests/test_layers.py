@@ -22,6 +22,7 @@ PURE = {
         "memory",
         "supervisor",
         "rows",
+        "secret",
         "seeding",
         "tree",
     )

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from libtorchbeast.rpc.security import Security
+from tests.helpers.certificates import write_secret
 from tests.helpers.remote import check_rollouts, learner
 from tests.helpers.threads import wait_until
 from torchbeast.polybeast_env import main, server_address
@@ -49,16 +50,16 @@ def test_server_addresses_are_counted_up():
 def test_environments_that_are_refused_wait_and_are_asked_for_again(tmp_path):
     """A token that is put right later must be enough: nobody restarts a fleet by hand."""
     token = tmp_path / "token"
-    token.write_text("secret")
+    write_secret(token, "secret")
     mine = tmp_path / "mine"
-    mine.write_text("another")
+    write_secret(mine, "another")
     with learner(listen=["127.0.0.1:0"], security=Security(token_file=token)) as it:
         process = start("--connect", it.address, "--env", "tests.helpers.counting:Counting",
                         "--token_file", str(mine))  # fmt: skip
         try:
             time.sleep(3)
             assert process.poll() is None
-            mine.write_text("secret")
+            write_secret(mine, "secret")
             it.wait_for_environments(1)
         finally:
             process.terminate()

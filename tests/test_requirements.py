@@ -13,6 +13,7 @@ from torchbeast.report.plot import Options, draw
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("torchbeast", "libtorchbeast", "nest")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+USED_EXTRAS = ("plot", "keys")  # imported by programs that most do without
 
 # What is imported by another name than it is installed by.
 MODULES = {"opencv-python-headless": "cv2", "grpcio": "grpc", "protobuf": "google"}
@@ -38,13 +39,27 @@ def imports() -> set[str]:
 
 
 def test_every_requirement_is_imported_and_every_import_is_required():
-    plot = modules(PROJECT["optional-dependencies"]["plot"])
+    extras = modules([r for name in USED_EXTRAS for r in PROJECT["optional-dependencies"][name]])
     required = modules(PROJECT["dependencies"])
-    assert not plot & required
-    assert imports() == required | plot
+    assert not extras & required
+    assert imports() == required | extras
 
 
 def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit, match="pip install matplotlib"):
         draw(Options(runs=(tmp_path,)))
+
+
+def test_secrets_are_neither_committed_nor_copied_into_an_image():
+    for name in (".gitignore", ".dockerignore"):
+        ignored = (ROOT / name).read_text().splitlines()
+        assert {"keys", "**/*.key", "**/*.pem", "**/token", "**/*.token"} <= set(ignored), name
+
+
+def test_the_container_does_not_run_as_root():
+    lines = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines() if line]
+    names = [line[0] for line in lines]
+    user = lines[len(names) - 1 - names[::-1].index("USER")][1]
+    assert user.split(":")[0] not in ("root", "0")
+    assert names.index("ENTRYPOINT") > names.index("USER")

@@ -25,6 +25,7 @@ from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_step
+from tests.helpers.certificates import write_secret
 from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
 from tests.helpers.remote import check_rollouts, client, learner, serving
 from tests.helpers.threads import wait_until
@@ -299,7 +300,7 @@ def test_environments_that_take_long_to_make_are_waited_for(tmp_path):
 
 def test_a_server_that_refuses_is_told_with_its_reason(tmp_path, caplog):
     token = tmp_path / "token"
-    token.write_text("secret")
+    write_secret(token, "secret")
     address = f"unix:{tmp_path}/server"
     with learner(server_addresses=[address]), serving(address, security=Security(token_file=token)):
         wait_until(lambda: "are of no use: The token must be this end's" in caplog.text)

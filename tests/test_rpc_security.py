@@ -15,7 +15,7 @@ from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.handshake import Refused, check_token
 from libtorchbeast.rpc.limits import ConnectionRate, Limits
 from libtorchbeast.rpc.security import Security
-from tests.helpers.certificates import Certificates
+from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.counting import NUM_ACTIONS, counting_group
 from tests.helpers.remote import learner
 from tests.helpers.threads import run_in_threads, wait_until
@@ -33,9 +33,7 @@ def other_authority(tmp_path_factory):
 
 @pytest.fixture
 def token(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("a secret\n")
-    return path
+    return write_secret(tmp_path / "token", "a secret\n")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +134,7 @@ def try_to_play(address: str, security: Security) -> str:
 
 
 def test_tls_and_token_let_the_right_ones_in(certificates, other_authority, token, tmp_path):
-    wrong = tmp_path / "wrong"
-    wrong.write_text("no secret")
+    wrong = write_secret(tmp_path / "wrong", "no secret")
     ours = Security(
         tls_cert=certificates.path("learner.pem"),
         tls_key=certificates.path("learner.key"),
@@ -260,5 +257,5 @@ def test_limits_are_positive():
 
 def test_paths_may_start_with_a_tilde(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "token").write_text("secret")
+    write_secret(tmp_path / "token", "secret")
     assert Security(token_file=Path("~/token")).read_token() == "secret"

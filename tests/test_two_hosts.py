@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.helpers.certificates import Certificates
+from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.hosts import ENVIRONMENTS, LEARNER, ROUTER_OUTSIDE, two_hosts
 from tests.helpers.training import (
     TIMEOUT_S,
@@ -27,9 +27,9 @@ def hosts():
 
 
 def test_catch_is_learnt_through_a_nat_and_a_pulled_cable_does_no_harm(hosts, tmp_path):
-    certificates = Certificates.make(tmp_path, f"IP:{LEARNER}")
+    certificates = Certificates.make(tmp_path, LEARNER)
     token = tmp_path / "token"
-    token.write_text("a secret of both hosts")
+    write_secret(token, "a secret of both hosts")
     address = f"{LEARNER}:4242"
     learner_args = ("--env", "Catch", "--total_steps", "100000000", "--listen", address,
                     "--tls_cert", certificates.path("learner.pem"),

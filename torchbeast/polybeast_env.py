@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import tyro
 
+from libtorchbeast import secret
 from libtorchbeast.env_host import HostConfig
 from libtorchbeast.helper_process import Helper
 from libtorchbeast.rpc.address import server_address
@@ -92,7 +93,7 @@ def server(flags: Flags, number: int, seed: int) -> Child:
             dial=flags.connect is not None,
             security=Security.of(flags).to_json(),
         )
-        return Helper("libtorchbeast.env_host", config.to_json())
+        return Helper("libtorchbeast.env_host", config.to_json(), needs_token=True)
 
     return Child(f"Server {number}", start)
 
@@ -130,6 +131,7 @@ def run(flags: Flags) -> int:
 
 def main(args: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="[polybeast_env] %(message)s")
+    secret.take()
     try:
         flags = tyro.cli(Flags, args=args)
         flags.validate()

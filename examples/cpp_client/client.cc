@@ -38,6 +38,8 @@ std::shared_ptr<grpc::Channel> make_channel(const Options& options) {
   // A connection of one's own: a shared one has pauses of its own between its calls.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (options.tls_ca.empty()) {
+    // The token is for the learner alone, not for a proxy that the environment names.
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(),
                                      arguments);
   }

@@ -44,13 +44,15 @@ function makeCredentials({ tlsCa, tlsCert, tlsKey }) {
 /** One stream; answers come one at a time. */
 class Connection {
   constructor(options) {
-    const { address, tlsServerName } = options;
+    const { address, tlsCa, tlsServerName } = options;
     this.client = new Learner(address, makeCredentials(options), {
       "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
       "grpc.max_send_message_length": -1,
       "grpc.keepalive_time_ms": KEEPALIVE_MS, // find out when the other end is gone
       "grpc.keepalive_timeout_ms": KEEPALIVE_MS,
       "grpc.enable_retries": 0,
+      // The token is for the learner alone, not for a proxy that the environment names.
+      "grpc.enable_http_proxy": tlsCa ? 1 : 0,
       "grpc.use_local_subchannel_pool": 1, // a shared one has pauses of its own between its calls
       ...(tlsServerName && { "grpc.ssl_target_name_override": tlsServerName }),
     });

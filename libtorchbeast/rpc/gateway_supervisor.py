@@ -245,7 +245,7 @@ class Gateways:
         gateway.control = JsonSocket(ours)
         with theirs:
             fds = [theirs.fileno(), gateway.bell_read_fd]
-            return Helper("libtorchbeast.rpc.gateway", config.to_json(), fds)
+            return Helper("libtorchbeast.rpc.gateway", config.to_json(), fds, needs_token=True)
 
     def _check_start(self, gateway: _Gateway, deadline: float) -> None:
         if gateway.failure:

@@ -1,17 +1,24 @@
 """Who may talk to whom: TLS and tokens.
 
 Loopback and unix sockets are open. Any other address needs TLS and a token, unless `insecure` says
-that the network is trusted. Nothing here imports grpc before a channel or a port is asked for.
+that the network is trusted; without TLS a token never leaves the machine. Nothing here imports grpc
+before a channel or a port is asked for.
 """
 
 import os
+import shlex
 import ssl
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from libtorchbeast import secret
 from libtorchbeast.rpc.address import Address, owner_only_socket
+from libtorchbeast.rpc.certificates import server_credentials
 from libtorchbeast.rpc.limits import channel_options
+
+MAX_TOKEN = 4096  # characters
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,8 @@ class Security:
     """The name in the listening end's certificate, if it is not the address's."""
     tls_client_certs: bool = False
     """Listening: also demand a certificate of those who dial, signed by --tls_ca."""
+    revoked: Path | None = None
+    """Listening: file with names of certificates to refuse, one a line; it may change any time."""
     token_file: Path | None = None
     """File with the secret that both ends know (or set the variable TORCHBEAST_TOKEN)."""
     insecure: bool = False
@@ -39,11 +48,16 @@ class Security:
         return cls(**{name: getattr(flags, name) for name in cls.__dataclass_fields__})
 
     def read_token(self) -> str:
+        """The secret as it is now; ValueError with one sentence."""
         if self.token_file is None:
-            return os.environ.get("TORCHBEAST_TOKEN", "")
-        token = read_file(self.token_file, "token_file").decode(errors="replace").strip()
-        if not token:
-            raise ValueError(f"token_file must hold a secret, {self.token_file} is empty.")
+            token = secret.token()
+        else:
+            token = read_file(self.token_file, "token_file").decode(errors="replace").strip()
+            if not token:
+                raise ValueError(f"token_file must hold a secret, {self.token_file} is empty.")
+            check_private(self.token_file, "token_file")
+        if len(token) > MAX_TOKEN:
+            raise ValueError(f"A token has at most {MAX_TOKEN} characters, got {len(token)}.")
         return token
 
     def check_listening(self, address: str) -> None:
@@ -53,7 +67,14 @@ class Security:
             raise ValueError("tls_cert and tls_key belong together, got only one; give both.")
         if self.tls_client_certs and (self.tls_ca is None or self.tls_cert is None):
             raise ValueError("tls_client_certs needs tls_ca, tls_cert and tls_key; give all three.")
+        if self.revoked is not None and not self.tls_client_certs:
+            raise ValueError(
+                "revoked needs tls_client_certs, as it lists names in the certificates of those "
+                "who dial; give both."
+            )
         self._check_files()
+        if self.tls_cert is None:
+            self._check_no_token_leaves(where, "tls_cert and tls_key")
         if not where.is_local and not self.insecure:
             if self.tls_cert is None:
                 raise ValueError(
@@ -68,6 +89,8 @@ class Security:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together, got only one; give both.")
         self._check_files()
+        if self.tls_ca is None:
+            self._check_no_token_leaves(where, "tls_ca")
         if not where.is_local and not self.insecure:
             if self.tls_ca is None:
                 raise ValueError(
@@ -83,8 +106,15 @@ class Security:
                 "token_file, set TORCHBEAST_TOKEN, or say insecure for a network that you trust."
             )
 
+    def _check_no_token_leaves(self, where: Address, remedy: str) -> None:
+        if self.insecure and not where.is_local and self.read_token():
+            raise ValueError(
+                f"A token is sent to other machines over TLS only, and {where.text} has none; "
+                f"give {remedy}, or no token."
+            )
+
     def _check_files(self) -> None:
-        for name in ("tls_ca", "tls_cert", "tls_key"):
+        for name in ("tls_ca", "tls_cert", "tls_key", "revoked"):
             path = getattr(self, name)
             if path is not None:
                 read_file(path, name)
@@ -121,7 +151,7 @@ class Security:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Security":
-        paths = ("tls_ca", "tls_cert", "tls_key", "token_file")
+        paths = ("tls_ca", "tls_cert", "tls_key", "revoked", "token_file")
         typed: dict[str, Any] = {k: Path(v) if k in paths and v else v for k, v in values.items()}
         return cls(**typed)
 
@@ -129,8 +159,6 @@ class Security:
 
     def add_port(self, server: Any, address: str) -> str:
         """Let a grpc server (sync or aio) listen; returns the address, with its port."""
-        import grpc
-
         self.check_listening(address)
         where = Address.parse(address)
         cause: RuntimeError | None = None
@@ -140,22 +168,23 @@ class Security:
                 if self.tls_cert is None or self.tls_key is None or where.path:
                     port = server.add_insecure_port(address)
                 else:
-                    key = read_file(self.tls_key, "tls_key")
-                    cert = read_file(self.tls_cert, "tls_cert")
-                    ca = read_file(self.tls_ca, "tls_ca") if self.tls_ca else None
-                    port = server.add_secure_port(
-                        address,
-                        grpc.ssl_server_credentials(
-                            [(key, cert)],
-                            ca if self.tls_client_certs else None,
-                            self.tls_client_certs,
-                        ),
-                    )
+                    port = server.add_secure_port(address, self._server_credentials())
             except RuntimeError as error:
                 cause = error
         if not port:
             raise OSError(f"Cannot listen at {address}: is somebody else there?") from cause
         return address if where.path else f"{address.rpartition(':')[0]}:{port}"
+
+    def _server_credentials(self) -> Any:
+        files = [self.tls_key, self.tls_cert, *([self.tls_ca] if self.tls_client_certs else [])]
+        paths = [path for path in files if path is not None]
+
+        def read() -> tuple[bytes, bytes, bytes | None]:
+            self._check_certificates()  # of two files that change, one may be new and one old
+            key, cert, *ca = [read_file(path, "tls_key, tls_cert, tls_ca") for path in paths]
+            return key, cert, (ca[0] if ca else None)
+
+        return server_credentials(paths, read, self.tls_client_certs)
 
     def aio_channel(self, address: str, max_message_bytes: int) -> Any:
         """A grpc.aio channel to an address."""
@@ -163,10 +192,14 @@ class Security:
         import grpc.aio
 
         self.check_dialing(address)
+        where = Address.parse(address)
+        uses_tls = self.tls_ca is not None and not where.path
         options = channel_options(max_message_bytes)
+        # A proxy that the environment names gets nothing but TLS for other machines.
+        options.append(("grpc.enable_http_proxy", int(uses_tls and not where.is_local)))
         if self.tls_server_name:
             options.append(("grpc.ssl_target_name_override", self.tls_server_name))
-        if self.tls_ca is None or Address.parse(address).path:
+        if self.tls_ca is None or where.path:
             return grpc.aio.insecure_channel(address, options=options)
         key = read_file(self.tls_key, "tls_key") if self.tls_key else None
         cert = read_file(self.tls_cert, "tls_cert") if self.tls_cert else None
@@ -179,3 +212,13 @@ def read_file(path: Path, name: str) -> bytes:
         return path.expanduser().read_bytes()
     except OSError as error:
         raise ValueError(f"{name} must be a file that can be read, got {path}: {error}.") from error
+
+
+def check_private(path: Path, name: str) -> None:
+    """ValueError, with the command to run, if others than its owner can read a file."""
+    mode = stat.S_IMODE(os.stat(path.expanduser()).st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ValueError(
+            f"{name} must be readable by its owner only, {path} has mode {mode:04o}; "
+            f"run: chmod 600 {shlex.quote(str(path))}"
+        )

@@ -1,8 +1,9 @@
-"""Certificates for tests, made with the commands of docs/remote.md."""
+"""Certificates and tokens for tests, made with the commands of docs/remote.md."""
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from torchbeast import keys
 
 
 @dataclass(frozen=True)
@@ -15,25 +16,19 @@ class Certificates:
         return self.folder / name
 
     @classmethod
-    def make(cls, folder: Path, names: str = "DNS:learner,IP:127.0.0.1") -> "Certificates":
-        """`names` are those by which the ends are called."""
+    def make(cls, folder: Path, *names: str) -> "Certificates":
+        """`names` are those by which the learner is called."""
         self = cls(folder)
-        self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-                      "-nodes", "-days", "1", "-keyout", "ca.key", "-out", "ca.pem",
-                      "-subj", "/CN=ours")  # fmt: skip
-        for name in ("learner", "worker"):
-            self.issue(name, names)
+        self.command("authority")
+        self.command("learner", *(names or ("learner", "127.0.0.1")))
+        self.command("worker", "worker")
         return self
 
-    def issue(self, name: str, names: str) -> None:
-        self._openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-                      "-keyout", f"{name}.key", "-out", f"{name}.csr",
-                      "-subj", f"/CN={name}")  # fmt: skip
-        self.path("names").write_text(f"subjectAltName={names}")
-        self._openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
-                      "-CAcreateserial", "-days", "1", "-extfile", "names",
-                      "-out", f"{name}.pem")  # fmt: skip
+    def command(self, *args: str) -> None:
+        assert keys.main([*args, "--folder", str(self.folder)]) == 0
 
-    def _openssl(self, *args: str) -> None:
-        command = ["openssl", *args]
-        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=60)
+
+def write_secret(path: Path, text: str) -> Path:
+    """A file that only its owner can read."""
+    keys.write_private(path, text.encode())
+    return path

@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from libtorchbeast import secret
 from torchbeast.envs import check_env
 from torchbeast.errors import UsageError
 from torchbeast.run import recipes
@@ -15,6 +16,7 @@ def run_command_line(
 ) -> int:
     """Read the flags and call `main`; a user's mistake is one sentence and exit code 2."""
     args = sys.argv[1:] if args is None else args
+    secret.take()  # before environments are made, which have no use for it
     before = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)),  # as was asked for
         # Also where a shell's background jobs ignore it.

@@ -1,0 +1,100 @@
+"""Certificates while they are in use: files that are replaced, and names that are revoked."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from libtorchbeast.rpc.handshake import Refused, printable
+
+logger = logging.getLogger("torchbeast")
+
+WORKER_URI = "torchbeast:worker:"
+"""What a worker's certificate says that it is; torchbeast/keys.py puts the name behind it."""
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+def stamp_of(paths: Sequence[Path]) -> Stamp:
+    """Another one whenever one of these files is another; OSError."""
+    stats = [os.stat(path.expanduser()) for path in paths]
+    return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+
+class Changing:
+    """What some files say, read anew when they change; while they cannot be read, as it was."""
+
+    def __init__(self, paths: Sequence[Path], read: Callable[[], Any]) -> None:
+        """`read` raises ValueError or OSError if the files are of no use."""
+        self._paths = paths
+        self._read = read
+        self._stamp = stamp_of(paths)
+        self.value = read()
+
+    def update(self) -> bool:
+        """Whether `value` is another one."""
+        try:
+            stamp = stamp_of(self._paths)
+            if stamp == self._stamp:
+                return False
+            self.value, self._stamp = self._read(), stamp
+        except (OSError, ValueError) as error:
+            logger.warning("What was read before stays in use: %s", error)
+            return False
+        return True
+
+
+def server_credentials(paths: Sequence[Path], read: Callable[[], Any], client_certs: bool) -> Any:
+    """Of grpc: certificates that may be replaced; the next handshake uses the new ones.
+
+    `read` gives (key, certificate, authority of clients or None).
+    """
+    import grpc
+
+    def configuration() -> Any:
+        key, certificate, authority = files.value
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    files = Changing(paths, read)
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(), lambda: configuration() if files.update() else None, client_certs
+    )
+
+
+class RevokedNames:
+    """Names in certificates that are let in no more; the file may change at any time."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = Changing([path], lambda: _names_in(path)) if path is not None else None
+
+    def check(self, name: str) -> None:
+        """`Refused` if it is one of them."""
+        if self._file is not None:
+            self._file.update()
+            if name in self._file.value:
+                raise Refused(
+                    "UNAUTHENTICATED", f"The certificate of {printable(name)} is revoked."
+                )
+
+
+def _names_in(path: Path) -> frozenset[str]:
+    lines = path.expanduser().read_text().splitlines()
+    return frozenset(name for line in lines if (name := line.partition("#")[0].strip()))
+
+
+def name_of(identity: Mapping[str, Sequence[bytes]]) -> str:
+    """The name in a peer's certificate, as grpc's `auth_context()` has it; empty without one."""
+    names = identity.get("x509_common_name") or [b""]
+    return bytes(names[0]).decode(errors="replace")
+
+
+def check_no_worker(identity: Mapping[str, Sequence[bytes]]) -> None:
+    """`Refused` if who dials shows a worker's certificate where a learner is expected."""
+    for uri in identity.get("peer_uri") or ():
+        if bytes(uri).startswith(WORKER_URI.encode()):
+            raise Refused(
+                "UNAUTHENTICATED",
+                f"{printable(name_of(identity))} is a worker's certificate, and only a learner may "
+                "dial here.",
+            )

@@ -1,0 +1,264 @@
+"""`python -m torchbeast.keys`, and what its certificates and tokens can do while they change."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libtorchbeast import secret
+from libtorchbeast.rows import Spec, spec_of
+from libtorchbeast.rpc.certificates import RevokedNames
+from libtorchbeast.rpc.handshake import Refused
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.workers import Workers, WorkersConfig
+from tests.helpers.attacks import under_attack
+from tests.helpers.certificates import Certificates, write_secret
+from tests.helpers.remote import learner
+from tests.helpers.threads import run_in_threads, wait_until
+from tests.test_rpc_security import try_to_play
+from torchbeast import keys
+from torchbeast.envs import GROUP_FACTORY, EnvOptions, make_envs
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def ours(tmp_path):
+    return Certificates.make(tmp_path / "keys")
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def listening(ours, **options):
+    return Security(tls_cert=ours.path("learner.pem"), tls_key=ours.path("learner.key"), **options)
+
+
+def dialing(ours, name=None, **options):
+    if name is not None:
+        options |= {"tls_cert": ours.path(f"{name}.pem"), "tls_key": ours.path(f"{name}.key")}
+    return Security(tls_ca=ours.path("ca.pem"), **options)
+
+
+# ---------------------------------------------------------------------------------------- commands
+
+
+def test_private_keys_and_tokens_are_their_owners_alone(ours):
+    ours.command("server", "hostA", "192.0.2.8")
+    ours.command("token")
+    private = {"ca.key", "learner.key", "worker.key", "hostA.key", "token"}
+    modes = {path.name: mode_of(path) for path in ours.folder.iterdir()}
+    assert {name for name, mode in modes.items() if mode == 0o600} == private
+    assert mode_of(ours.folder) == 0o700
+    assert len(Security(token_file=ours.path("token")).read_token()) == 64
+
+
+def test_nothing_is_replaced_unless_asked_for(ours, capsys):
+    before = ours.path("learner.pem").read_bytes()
+    folder = ["--folder", str(ours.folder)]
+    assert keys.main(["learner", "learner", *folder]) == 2
+    assert "learner.pem is there already; give --replace" in capsys.readouterr().err
+    assert ours.path("learner.pem").read_bytes() == before
+    assert keys.main(["learner", "learner", *folder, "--replace"]) == 0
+    assert ours.path("learner.pem").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["worker", "learner"], "A worker's name has at most 64"),
+        (["worker", "../ca"], "A worker's name has at most 64"),
+        (["learner"], "Give the host names and addresses that it is called by"),
+        (["learner", "learner:4242"], "has no port, got 'learner:4242'"),
+        (["worker", "one", "--days", "0"], "days must be at least 1, got 0"),
+        (["worker", "one", "--folder", "/nowhere"], "python -m torchbeast.keys authority"),
+    ],
+)
+def test_a_mistake_is_one_sentence(ours, args, sentence, capsys):
+    folder = [] if "--folder" in args else ["--folder", str(ours.folder)]
+    assert keys.main([*args, *folder]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_cryptography_a_sentence_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert keys.main(["token"]) == 2
+    assert "pip install cryptography" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------- handshakes
+
+
+def handshake(ours, server_name, client_name):
+    """A TLS handshake of Python's own ssl, names of hosts aside; what the ends say of it."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(ours.path(f"{server_name}.pem"), ours.path(f"{server_name}.key"))
+    server.load_verify_locations(ours.path("ca.pem"))
+    server.verify_mode = ssl.CERT_REQUIRED
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(ours.path("ca.pem"))
+    client.load_cert_chain(ours.path(f"{client_name}.pem"), ours.path(f"{client_name}.key"))
+    said = {}
+
+    def serve(connection):
+        try:
+            with server.wrap_socket(connection, server_side=True) as wrapped:
+                wrapped.recv(1)
+            said["server"] = "ok"
+        except OSError as error:
+            said["server"] = str(error)
+
+    def dial(connection):
+        try:
+            with client.wrap_socket(connection) as wrapped:
+                wrapped.send(b"x")
+            said["client"] = "ok"
+        except OSError as error:
+            said["client"] = str(error)
+
+    near, far = socket.socketpair()
+    with near, far, run_in_threads(lambda: serve(near), lambda: dial(far)):
+        pass
+    return said
+
+
+def test_what_a_certificate_is_for_stands_in_it(ours):
+    ours.command("server", "hostA")
+    assert handshake(ours, "learner", "worker") == {"server": "ok", "client": "ok"}
+    assert handshake(ours, "hostA", "learner") == {"server": "ok", "client": "ok"}
+    assert "purpose" in handshake(ours, "worker", "worker")["client"]
+    assert "purpose" in handshake(ours, "learner", "hostA")["server"]
+
+
+def test_a_workers_certificate_cannot_pose_as_the_learner(ours, tmp_path):
+    """Even one that has the learner's names in it."""
+    where = keys.Where(ours.folder)
+    names = keys._alternatives(("learner", "127.0.0.1"))
+    keys._issue(where, "thief", "thief", names, ("clientAuth",))
+    token = write_secret(tmp_path / "token", "secret")
+    right = dialing(ours, token_file=token)
+    for name, outcome in (("learner", True), ("worker", False), ("thief", False)):
+        posing = Security(
+            tls_cert=ours.path(f"{name}.pem"), tls_key=ours.path(f"{name}.key"), token_file=token
+        )
+        with learner(listen=["127.0.0.1:0"], security=posing) as it:
+            assert (try_to_play(it.address, right) == "played") == outcome
+
+
+# ---------------------------------------------------------------------------------------- rotation
+
+
+def certificate_at(address):
+    host, _, port = address.rpartition(":")
+    return ssl.get_server_certificate((host, int(port)), timeout=10).strip()
+
+
+def test_certificates_are_replaced_while_the_learner_runs(ours, tmp_path):
+    token = write_secret(tmp_path / "token", "secret")
+    right = dialing(ours, token_file=token)
+    with under_attack(listening(ours, token_file=token), right) as it:
+        first = ours.path("learner.pem").read_text().strip()
+        assert certificate_at(it.address) == first
+        key = ours.path("learner.key").read_bytes()
+        write_secret(ours.path("learner.key"), "half of a new pair")
+        assert certificate_at(it.address) == first
+        ours.path("learner.key").write_bytes(key)
+        ours.command("learner", "127.0.0.1", "--replace")
+        second = ours.path("learner.pem").read_text().strip()
+        assert certificate_at(it.address) == second != first
+        assert try_to_play(it.address, right) == "played"
+
+
+def test_a_token_is_replaced_while_the_learner_runs(tmp_path):
+    token = write_secret(tmp_path / "token", "old")
+    old, new = (write_secret(tmp_path / name, name) for name in ("old", "new"))
+    with under_attack(Security(token_file=token), Security(token_file=old)) as it:
+        write_secret(token, "new")
+        assert "got another one" in try_to_play(it.address, Security(token_file=old))
+        assert try_to_play(it.address, Security(token_file=new)) == "played"
+
+
+def test_a_token_file_that_others_can_read_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "a token"
+    path.write_text("secret")
+    for mode in (0o644, 0o640, 0o604, 0o620):
+        path.chmod(mode)
+        with pytest.raises(ValueError, match=f"has mode {mode:04o}; run: chmod 600 '.*a token'"):
+            Security(token_file=path).check_dialing("127.0.0.1:1")
+    path.chmod(0o600)
+    Security(token_file=path).check_dialing("127.0.0.1:1")
+
+
+def test_the_list_of_revoked_names_is_read_anew(tmp_path):
+    path = tmp_path / "revoked"
+    path.write_text("# lost on a train\ngpu-1\n\n")
+    names = RevokedNames(path)
+    with pytest.raises(Refused, match="The certificate of gpu-1 is revoked"):
+        names.check("gpu-1")
+    names.check("gpu-2")
+    path.write_text("gpu-2  # stolen\n")
+    names.check("gpu-1")
+    with pytest.raises(Refused, match="gpu-2 is revoked"):
+        names.check("gpu-2")
+    path.unlink()
+    with pytest.raises(Refused, match="gpu-2 is revoked"):  # what was read stays in force
+        names.check("gpu-2")
+
+
+# ------------------------------------------------------------------------------------ environments
+
+
+@pytest.mark.parametrize("dials", [True, False], ids=["dials", "listens"])
+def test_environments_elsewhere_do_not_see_the_token(tmp_path, monkeypatch, dials):
+    """Though the process that steps them dials with it, or asks for it."""
+    monkeypatch.setenv("TORCHBEAST_TOKEN", "secret")
+    at_socket = f"unix:{tmp_path}/server"
+    where = {"listen": ["127.0.0.1:0"]} if dials else {"server_addresses": [f"{at_socket}.0"]}
+    with learner(**where) as it:
+        address = ["--connect", it.address] if dials else ["--pipes_basename", at_socket]
+        command = [sys.executable, "-m", "torchbeast.polybeast_env", "--num_servers", "1"]
+        command += ["--env", "tests.helpers.curious:Curious", "--envs_per_server", "1", *address]
+        process = subprocess.Popen(command, cwd=ROOT)
+        try:
+            it.wait_for_rollouts(2)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+    assert all((rows["frame"][..., 2] == 0).all() for rows, _, _ in it.rollouts)
+
+
+def test_workers_do_not_see_the_token(monkeypatch):
+    monkeypatch.setenv("TORCHBEAST_TOKEN", "secret")
+    options = EnvOptions("tests.helpers.curious:Curious")
+    with contextlib.closing(make_envs(options, num_envs=1)) as envs:
+        row = envs.reset()
+    assert row["frame"][0, 2] == 1, "it is seen in a process that has it"
+    config = WorkersConfig(GROUP_FACTORY, dataclasses.asdict(options), Spec(spec_of(row["frame"])),
+                           num_workers=1, num_groups=1, envs_per_group=1, seed=0)  # fmt: skip
+    workers = Workers(config)
+    try:
+        [lane] = workers.lanes
+        wait_until(lambda: (workers.poll(), lane.num_passes > 0)[1])
+        assert lane.rows["frame"][0, 2] == 0
+    finally:
+        workers.close()
+
+
+def test_our_programs_take_the_token_out_of_their_environment(monkeypatch):
+    monkeypatch.setattr(secret, "_token", "")
+    monkeypatch.setenv("TORCHBEAST_TOKEN", "secret")
+    secret.take()
+    assert "TORCHBEAST_TOKEN" not in os.environ
+    assert Security().read_token() == "secret"
+    secret.take()
+    assert Security().read_token() == "secret"
