@@ -56,7 +56,7 @@ def test_ticks_go_on_without_a_gap_after_rows_are_dropped(tmp_path):
         writer.log({"step": step})
     writer.close()
     writer = FileWriter("run", rootdir=tmp_path)
-    writer.drop_rows_after(1)
+    writer.resume_at(1)
     writer.log({"step": 2})
     writer.close()
     rows = read(tmp_path / "run" / "logs.csv")

@@ -87,7 +87,7 @@ def test_a_model_that_answers_with_a_tuple_fits_everywhere(tmp_path):
     assert max(lags) > 0  # its weights have versions, too
     result = training.run("monobeast", tmp_path, *args, "--total_steps", "22000", cwd=ROOT)
     assert result.returncode == 0, result.stderr
-    result = run(tmp_path, "--mode", "test", "--xpid", "run", "--num_episodes", "2", cwd=ROOT)
+    result = run(tmp_path, *args, "--mode", "test", "--num_episodes", "2", cwd=ROOT)
     assert result.returncode == 0, result.stderr
 
 

@@ -45,9 +45,10 @@ class FileWriter:
         )
         logger.addHandler(self._message_handler)
 
+        before = self._read_metadata()
         self.metadata: dict[str, Any] = {
             "xpid": self.xpid,
-            "args": xp_args or {},
+            "args": _plain(xp_args or {}),
             "command": " ".join(sys.argv),
             "host": socket.gethostname(),
             "git_commit": _git_commit(),
@@ -55,6 +56,7 @@ class FileWriter:
             "date_end": None,
             "successful": False,
         }
+        self.metadata["history"] = [*before.get("history", []), self._start(before)]
         self._write_metadata()
 
         self._fields, self._tick = self._read_fields()
@@ -74,8 +76,10 @@ class FileWriter:
         if verbose:
             logger.info("LOG | %s", row)
 
-    def drop_rows_after(self, step: int) -> None:
+    def resume_at(self, step: int) -> None:
         """Take back what an earlier run logged beyond the checkpoint that this one goes on from."""
+        self.metadata["history"][-1]["step"] = step
+        self._write_metadata()
         self._rewrite(lambda row: not row.get("step") or int(row["step"]) <= step, self._fields)
         _, self._tick = self._read_fields()
 
@@ -123,9 +127,27 @@ class FileWriter:
         before, self._file = self._file, path.open("a", newline="")
         before.close()
 
+    def _read_metadata(self) -> dict[str, Any]:
+        """Of an earlier run under this name."""
+        try:
+            return json.loads(self.paths["meta"].read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            logger.warning("The history in %s is lost: %s", self.paths["meta"], error)
+            return {}
+
+    def _start(self, before: dict[str, Any]) -> dict[str, Any]:
+        """This start, for the history: what it changes in the arguments of the one before."""
+        names = ("date_start", "command", "host", "git_commit")
+        start = {name: self.metadata[name] for name in names}
+        old, new = before.get("args", {}), self.metadata["args"]
+        changed = [name for name in new if name in old and old[name] != new[name]]
+        return {**start, "changes": {name: [old[name], new[name]] for name in changed}}
+
     def _write_metadata(self) -> None:
         beside = self.paths["meta"].with_suffix(".tmp")
-        beside.write_text(json.dumps(self.metadata, indent=2, default=str) + "\n")
+        beside.write_text(json.dumps(self.metadata, indent=2) + "\n")
         beside.replace(self.paths["meta"])
 
 
@@ -159,6 +181,11 @@ def _git_commit() -> str | None:
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _plain(args: dict[str, Any]) -> dict[str, Any]:
+    """As they are in a file."""
+    return json.loads(json.dumps(args, default=str))
 
 
 def _now() -> str:

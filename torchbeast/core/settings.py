@@ -42,7 +42,7 @@ class Settings:
 
     # The optimizer: RMSProp, its learning rate going linearly to 0 at total_steps.
     learning_rate: float = 0.0006
-    """At the start."""
+    """At the start; it decays to 0 at total_steps."""
     alpha: float = 0.99
     """RMSProp's smoothing."""
     momentum: float = 0.0

@@ -66,29 +66,30 @@ def load_model(
         model.load_state_dict(contents["model_state_dict"])
     except RuntimeError as error:
         raise UsageError(
-            f"The agent in {path} was trained on {contents['flags']['env']} and does not fit "
+            f"The agent in {path} was trained on {contents['flags'].get('env')} and does not fit "
             f"{env} as it is now; {remedy}."
         ) from error
 
 
-def resume(path: Path, learner: Learner, flags: TrainingFlags) -> bool:
-    """Go on from the checkpoint at `path` if there is one."""
+def resume(path: Path, learner: Learner, flags: TrainingFlags) -> dict[str, Any] | None:
+    """Go on from the checkpoint at `path` if there is one; returns the flags in it."""
     for unfinished in path.parent.glob(f"{path.name}.*.tmp"):  # of a run that was killed
         unfinished.unlink(missing_ok=True)
     if not path.exists():
-        return False
+        return None
     contents = load(path)
     _check_same_agent(path, contents["flags"], flags)
     remedy = "bring back its environment and model, or name another run with --xpid"
     load_model(path, contents, learner.model, flags.env, remedy)
     learner.load_state_dict(contents)
-    _set_random_state(contents["random_state"])
-    return True
+    if "random_state" in contents:  # TorchBeast's have none
+        _set_random_state(contents["random_state"])
+    return contents["flags"]
 
 
 def _check_same_agent(path: Path, saved: dict[str, Any], flags: TrainingFlags) -> None:
     for name in ("env", "model", "use_lstm"):
-        if saved[name] != getattr(flags, name):
+        if saved.get(name, getattr(flags, name)) != getattr(flags, name):
             raise UsageError(
                 f"{path} was trained with --{name} {saved[name]}, got {getattr(flags, name)}; "
                 "give the same, or another --xpid for a new run."

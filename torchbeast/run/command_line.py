@@ -9,6 +9,7 @@ from torchbeast.envs import check_env
 from torchbeast.errors import UsageError
 from torchbeast.run import recipes
 from torchbeast.run.flags import FlagsT, given_flags, with_values
+from torchbeast.run.saved_run import with_saved_flags
 
 
 def run_command_line(
@@ -38,7 +39,10 @@ def run_command_line(
 
 
 def parse(flags_class: type[FlagsT], args: list[str]) -> FlagsT:
-    """What the command line says, else what is right for the environment."""
+    """What the command line says, else the saved run, else what is right for the environment."""
     flags = with_values(flags_class(), "command line", given_flags(flags_class, args))
+    flags = with_saved_flags(flags, args)
     check_env(flags.env)
+    if flags.mode != "train":
+        return flags
     return with_values(flags, "recipe", recipes.find(flags.env, flags.recipe))

@@ -8,27 +8,23 @@ import numpy as np
 import torch
 
 from libtorchbeast.tree import map_tree
-from torchbeast.envs import make_envs
+from torchbeast.envs import REMOTE, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, make_model
 from torchbeast.run import checkpoint
 from torchbeast.run.flags import TrainingFlags
-
-# What the agent was trained with, and cannot be played without.
-TRAINED_WITH = ("model", "use_lstm", "noop_max", "fire_reset", "sticky_actions")
 
 
 def evaluate(flags: TrainingFlags) -> list[float]:
     """Print and return the returns of `num_episodes` episodes with the newest checkpoint."""
     path = flags.rundir / checkpoint.FILE_NAME
     contents = checkpoint.load(path)
-    trained = contents["flags"]
-    # Without --env (it has its default then) the agent plays what it was trained on.
-    if flags.env == type(flags)().env:
-        flags = dataclasses.replace(flags, env=trained["env"])
-    options = dataclasses.replace(
-        flags, **{name: trained[name] for name in TRAINED_WITH}
-    ).env_options
+    if flags.env == REMOTE:
+        raise UsageError(
+            f"The agent in {path} was trained on environments that dialled in; name one to play "
+            "with --env."
+        )
+    options = dataclasses.replace(flags.env_options, episodic_life=False)  # whole games
     print(f"Playing {flags.env} with {path}")
     render = flags.mode == "test_render"
     envs = make_envs(options, num_envs=1, seed=flags.seed, render=render)
@@ -36,7 +32,7 @@ def evaluate(flags: TrainingFlags) -> list[float]:
     try:
         row = envs.reset()
         frame_shape = map_tree(lambda array: tuple(array.shape[1:]), row["frame"])
-        model = make_model(trained["model"], frame_shape, envs.num_actions, trained["use_lstm"])
+        model = make_model(flags.model, frame_shape, envs.num_actions, flags.use_lstm)
         remedy = "leave out --env to play what it was trained on"
         checkpoint.load_model(path, contents, model, flags.env, remedy)
         model.eval()

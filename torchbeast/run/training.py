@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.learner import Learner
 from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
-from torchbeast.run import checkpoint
+from torchbeast.run import checkpoint, saved_run
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.disk import IgnoreWriteErrors
@@ -61,6 +62,22 @@ def save(flags: TrainingFlags, learner: Learner) -> None:
         learner.lock.release()
 
 
+def _introduce(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | None) -> None:
+    """Print what happens, and with which settings."""
+    step = learner.stats.step
+    what = "Training on" if saved is None else f"Resuming at step {step:,} of"
+    print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
+    for line in saved_run.describe_sources(flags):
+        print(line)
+    if saved is not None:
+        for line in saved_run.describe_changes(saved, flags):
+            print(line)
+        rate = learner.optimizer.param_groups[0]["lr"]
+        print(
+            f"The learning rate goes on at {rate:.3g}, at step {step:,} of {flags.total_steps:,}."
+        )
+
+
 @contextmanager
 def only_run_in(folder: Path, timeout_s: float = ENDING_S) -> Iterator[None]:
     """Two runs in one folder would write over each other's files."""
@@ -102,16 +119,15 @@ def run_training(
                 f"{flags.rundir} has a checkpoint, which --disable_checkpoint would not go on "
                 "from; give another --xpid."
             )
-        resumed = not flags.disable_checkpoint and checkpoint.resume(path, learner, flags)
+        saved = None if flags.disable_checkpoint else checkpoint.resume(path, learner, flags)
         if learner.stats.step >= flags.total_steps:
             print(
                 f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps."
             )
             return 0
         writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
-        writer.drop_rows_after(learner.stats.step)
-        what = f"Resuming at step {learner.stats.step:,} of" if resumed else "Training on"
-        print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
+        writer.resume_at(learner.stats.step)
+        _introduce(flags, learner, saved)
 
         reporter = Reporter(writer, learner.stats, flags.total_steps, flags.log_interval_s)
         with reporter:

@@ -1,0 +1,96 @@
+"""What a saved run brings to whoever goes on with it, or plays it: its flags, as defaults.
+
+A checkpoint is data: code that it names runs only if the command line names it, too.
+"""
+
+import dataclasses
+import shlex
+import sys
+from typing import Any
+
+from torchbeast.errors import UsageError
+from torchbeast.run import checkpoint
+from torchbeast.run.flags import FlagsT, TrainingFlags, with_values
+
+# Of one start, on one machine. So is all that a program adds to TrainingFlags: processes, devices,
+# and connections, which no file may open.
+OF_THE_START = {
+    "mode",
+    "xpid",
+    "savedir",
+    "disable_checkpoint",
+    "num_episodes",
+    "disable_cuda",
+    "learner_cpu_threads",
+    "sources",
+}
+OF_THE_RUN = {field.name for field in dataclasses.fields(TrainingFlags)} - OF_THE_START
+
+
+def with_saved_flags(flags: FlagsT, args: list[str]) -> FlagsT:
+    """The flags of the run that --xpid names, where the command line `args` does not say other."""
+    path = flags.rundir / checkpoint.FILE_NAME
+    starts_anew = flags.mode == "train" and (flags.xpid is None or flags.disable_checkpoint)
+    if starts_anew or not path.exists():
+        return flags
+    saved = {k: v for k, v in checkpoint.load(path).get("flags", {}).items() if k in OF_THE_RUN}
+    if "recipe" in flags.sources and flags.recipe != saved.get("recipe", flags.recipe):
+        raise UsageError(
+            f"--recipe {flags.recipe} does not reach {flags.rundir}, which goes on with its own "
+            "settings; change them one by one, or give another --xpid for a new run."
+        )
+    _check_that_code_is_named(flags, saved, args)
+    return with_values(flags, "saved run", saved)
+
+
+def _check_that_code_is_named(flags: FlagsT, saved: dict[str, Any], args: list[str]) -> None:
+    missing = {
+        name: value
+        for name, value in saved.items()
+        if names_code(name, value) and flags.sources.get(name) != "command line"
+    }
+    if missing:
+        words = [word for name, value in missing.items() for word in (f"--{name}", value)]
+        raise UsageError(
+            f"{flags.rundir} was trained with code of yours, and a checkpoint cannot run code; "
+            f"name it, too: {command([*args, *words])}"
+        )
+
+
+def names_code(name: str, value: Any) -> bool:
+    """Whether this flag of a run makes Python import something that a file chose."""
+    return name in ("env", "model") and ":" in str(value)
+
+
+def command(args: list[str]) -> str:
+    """This program with other arguments, to be copied to a shell."""
+    spec = sys.modules["__main__"].__spec__
+    program = ["-m", spec.name] if spec else [sys.argv[0]]
+    return shlex.join([sys.executable, *program, *args])
+
+
+def changes(saved: dict[str, Any], flags: TrainingFlags) -> dict[str, tuple[Any, Any]]:
+    """What is not as it was when the checkpoint was written: old value, new value."""
+    now = flags.as_plain_dict()
+    names = [name for name in now if name in saved and saved[name] != now[name]]
+    return {name: (saved[name], now[name]) for name in names}
+
+
+def describe_changes(saved: dict[str, Any], flags: TrainingFlags) -> list[str]:
+    """The same for people: what the command line changes in the run, and what is not the run's."""
+    arrows = {n: f"{n} {old} -> {new}" for n, (old, new) in changes(saved, flags).items()}
+    run = [text for name, text in arrows.items() if name in OF_THE_RUN]
+    start = [text for name, text in arrows.items() if name not in {*OF_THE_RUN, "xpid", "mode"}]
+    lines = [f"Changed by the command line: {', '.join(run)}"] if run else []
+    return lines + ([f"Of this start, not of the run: {', '.join(start)}"] if start else [])
+
+
+def describe_sources(flags: TrainingFlags) -> list[str]:
+    """What differs from --help, and who says so."""
+    defaults = type(flags)()
+    lines: dict[str, list[str]] = {}
+    for name, source in flags.sources.items():
+        value = getattr(flags, name)
+        if value != getattr(defaults, name) and name not in ("env", "xpid", "savedir", "mode"):
+            lines.setdefault(source, []).append(f"{name} {value}")
+    return [f"Differs from --help ({source}): {', '.join(said)}" for source, said in lines.items()]
