@@ -18,12 +18,11 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from libtorchbeast.environments import Broken, Group, make_environments
+from libtorchbeast.environments import Group, describe_failure, make_environments
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
 from libtorchbeast.seeding import derive_seed
@@ -162,8 +161,7 @@ def main(text: str) -> None:
     try:
         (run_worker if config.lane_fds else run_at_address)(config, line)
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, Broken) and error.__cause__ else error
-        line.send(logging.WARNING, "".join(traceback.format_exception(cause)).strip())
+        line.send(logging.WARNING, describe_failure(error))
         sys.stderr.flush()
         os._exit(1)  # without waiting for what environments have left in other threads
     os._exit(0)

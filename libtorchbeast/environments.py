@@ -15,6 +15,7 @@ import importlib
 import inspect
 import logging
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,16 @@ MAX_REWARD = float(np.finfo(np.float32).max)  # more is infinite in a row
 
 class Broken(Exception):
     """Environments that fail again and again; the cause is their last exception."""
+
+
+def describe_failure(error: BaseException) -> str:
+    """The traceback of what ended a process that steps environments; one sentence if it is known.
+
+    Of environments that fail again and again, their own traceback, and then that sentence.
+    """
+    if not isinstance(error, Broken) or error.__cause__ is None:
+        return "".join(traceback.format_exception(error)).strip()
+    return f"{''.join(traceback.format_exception(error.__cause__)).strip()}\n{error}"
 
 
 class Rebuilds:

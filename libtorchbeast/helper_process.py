@@ -1,7 +1,7 @@
 """A helper: `python -m module CONFIG`, the usual kind of process that a supervisor keeps alive.
 
 It neither imports the user's main module nor inherits threads, it has a heartbeat (a counter in
-shared memory that grows while it works), and what it logs comes back over a pipe.
+shared memory that grows while it works), and what it logs and prints comes back over pipes.
 
     Helper           the process as its supervisor sees it
     SupervisorLine   the same line, from inside
@@ -12,6 +12,8 @@ Nothing here is compiled.
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
+import io
 import json
 import logging
 import mmap
@@ -20,7 +22,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from libtorchbeast import secret
 from libtorchbeast.memory import anonymous_memory
@@ -28,13 +30,16 @@ from libtorchbeast.memory import anonymous_memory
 logger = logging.getLogger("torchbeast")
 
 KILL_S = 10.0  # for a process that was killed to be gone
-MAX_UNREAD = 1 << 20  # bytes of a log line that has no end
+MAX_UNREAD = 1 << 20  # bytes of a line that has no end
+MAX_READS = 64  # of 64 KiB, at once
+OUTPUT_PIPE_BYTES = 1 << 20
 # Large messages and frames come and go: glibc need not give their memory back each time.
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
 }
 _PR_SET_PDEATHSIG = 1
+_IOLBF = 1  # stdio.h: by lines
 
 
 class Helper:
@@ -46,38 +51,37 @@ class Helper:
         config: dict[str, Any],
         fds: Sequence[int] = (),
         needs_token: bool = False,
+        catch_output: bool = False,
     ) -> None:
         """Starts it, with these descriptors and what Python finds here.
 
-        In a process group of its own: Ctrl-C in a terminal is for its parent alone.
+        In a process group of its own: Ctrl-C in a terminal is for its parent alone. With
+        `catch_output` what it prints is for `read_output`, and else goes where ours does.
         """
-        with contextlib.ExitStack() as stack:
-
-            def to_pass(fd: int) -> int:
-                stack.callback(os.close, fd)
-                return fd
-
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             line = {"parent": os.getpid()}
-            heartbeat_fd = to_pass(anonymous_memory(mmap.PAGESIZE, "torchbeast-heartbeat"))
-            line["heartbeat_fd"] = heartbeat_fd
-            self._memory = mmap.mmap(heartbeat_fd, mmap.PAGESIZE)
-            log_fd, theirs = os.pipe()
-            self._log = LogReader(log_fd)
-            line["log_fd"] = to_pass(theirs)
-            try:
-                if needs_token:
-                    line["token_fd"] = to_pass(secret.pipe_with_token())
-                own_fds = [fd for name, fd in line.items() if name.endswith("_fd")]
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, json.dumps({"line": line, **config})],
-                    pass_fds=[*own_fds, *fds],
-                    env=_variables(),
-                    stdin=subprocess.DEVNULL,
-                    process_group=0,
-                )
-            except BaseException:
-                self._log.close()
-                raise
+            line["heartbeat_fd"] = anonymous_memory(mmap.PAGESIZE, "torchbeast-heartbeat")
+            theirs.callback(os.close, line["heartbeat_fd"])
+            self._memory = mmap.mmap(line["heartbeat_fd"], mmap.PAGESIZE)
+            undo.callback(self._memory.close)
+            self._log, line["log_fd"] = open_pipe(LogReader, undo, theirs)
+            self._output, output_fd = None, None
+            if catch_output:
+                self._output, output_fd = open_pipe(OutputReader, undo, theirs)
+            if needs_token:
+                line["token_fd"] = secret.pipe_with_token()
+                theirs.callback(os.close, line["token_fd"])
+            own_fds = [fd for name, fd in line.items() if name.endswith("_fd")]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, json.dumps({"line": line, **config})],
+                pass_fds=[*own_fds, *fds],
+                env=_variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=output_fd,
+                stderr=output_fd,
+                process_group=0,
+            )
+            undo.pop_all()
 
     @property
     def pid(self) -> int:
@@ -96,45 +100,91 @@ class Helper:
     def read_log(self) -> list[tuple[int, str]]:
         return self._log.read()
 
+    def read_output(self) -> list[str]:
+        return [] if self._output is None else self._output.read()
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # also what its environments have started
         self._process.wait(KILL_S)
         self._log.close()
+        if self._output is not None:
+            self._output.close()
         self._memory.close()
 
 
-class LogReader:
-    """The reading end of a pipe with a process's log: JSON lines, and what faulthandler writes."""
+class PipeReader:
+    """The reading end of a pipe from a process: whole lines, without waiting for any."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._unread = b""
 
+    def read_lines(self) -> list[bytes]:
+        """What has come since the last call."""
+        is_over = False
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(MAX_READS):  # a process that never stops must not stop us
+                chunk = os.read(self._fd, 1 << 16)
+                is_over = not chunk
+                if is_over:
+                    break
+                self._unread += chunk
+        *lines, self._unread = self._unread.split(b"\n")
+        if len(self._unread) > (0 if is_over else MAX_UNREAD):
+            lines.append(self._unread)
+            self._unread = b""
+        return lines
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class LogReader(PipeReader):
+    """A process's log: JSON lines, and what faulthandler writes."""
+
     def read(self) -> list[tuple[int, str]]:
         """Levels and texts of what has come since the last call."""
-        try:
-            while chunk := os.read(self._fd, 1 << 16):
-                self._unread += chunk
-        except BlockingIOError:
-            pass
-        *lines, self._unread = self._unread.split(b"\n")
-        self._unread = self._unread[:MAX_UNREAD]
         records: list[tuple[int, str]] = []
         plain: list[str] = []  # what faulthandler writes
-        for line in lines:
+        for line in self.read_lines():
             try:
                 level, text = json.loads(line)
                 records.append((int(level), str(text)))
             except (ValueError, TypeError):
-                plain.append(line.decode(errors="replace"))
-        if plain:
-            records.append((logging.ERROR, "\n".join(plain)))
+                if not line.startswith(b"Extension modules:"):  # a long list of no use
+                    plain.append(line.decode(errors="replace"))
+        if text := "\n".join(plain).strip():
+            records.append((logging.ERROR, text))
         return records
 
-    def close(self) -> None:
-        os.close(self._fd)
+
+class OutputReader(PipeReader):
+    """What a process prints. The pipe is large: who prints does not wait for us."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):  # users may have only so many
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, OUTPUT_PIPE_BYTES)
+
+    def read(self) -> list[str]:
+        return [line.decode(errors="replace") for line in self.read_lines()]
+
+
+Reader = TypeVar("Reader", bound=PipeReader)
+
+
+def open_pipe(
+    kind: type[Reader], undo: contextlib.ExitStack, theirs: contextlib.ExitStack
+) -> tuple[Reader, int]:
+    """A reader and the descriptor to write to, which the stacks close."""
+    ours, writer_fd = os.pipe()
+    theirs.callback(os.close, writer_fd)
+    reader = kind(ours)
+    undo.callback(reader.close)
+    return reader, writer_fd
 
 
 def _variables() -> dict[str, str]:
@@ -201,8 +251,14 @@ class LogWriter(logging.Handler):
 
 
 def set_up_child() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it."""
+    """Leave Ctrl-C to the parent, do not outlive it, and print lines as they come."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a fork has its parent's live view
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)  # C libraries', too

@@ -12,16 +12,20 @@ import os
 import random
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from libtorchbeast.repeats import RepeatFilter, without_numbers
 
 logger = logging.getLogger("torchbeast")
 
 MAX_FAILURES = 5  # in a row, before a process is given up
 MAX_GAP_S = 2.0  # more time between two polls says nothing about the processes
 STACK_S = 1.0  # for a process that hangs to say where
-REPEAT_S = 60.0  # the same text is logged once in so long
+NUM_ACCIDENTS = 5  # of the same kind that are logged one by one, in a minute
+OUTPUT_LINES = 8  # of what a process has printed, in the report of its end
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # later there may be
 CANNOT_WORK = 78  # exit code (EX_CONFIG): what the command line says cannot work, now or later
 START_S = 60.0  # until the first heartbeat of a process, if its timeout is less
@@ -44,31 +48,6 @@ class BackOff:
         return pause_s * random.uniform(0.75, 1.25)
 
 
-class RepeatFilter:
-    """Lets a text through once a minute, and says then how often it came in between."""
-
-    def __init__(self, most: int = 100) -> None:
-        """`most` different texts a minute; what is more is dropped."""
-        self._most = most
-        self._seen: dict[str, tuple[float, int]] = {}  # when it was let through, how often since
-
-    def take(self, text: str) -> str | None:
-        """The text, its last line if it was let through before, or None."""
-        now = time.monotonic()
-        at, count = self._seen.get(text, (0.0, 0))
-        if at and now - at < REPEAT_S:
-            self._seen[text] = (at, count + 1)
-            return None
-        if not at and len(self._seen) >= self._most:
-            self._seen = {t: (at, n) for t, (at, n) in self._seen.items() if now - at < REPEAT_S}
-            if len(self._seen) >= self._most:
-                return None
-        self._seen[text] = (now, 0)
-        if not at:
-            return text
-        return f"{text.rsplit(chr(10), 1)[-1]} (again, {count + 1} times since)"
-
-
 # --------------------------------------------------------------------------------- the supervisor
 
 
@@ -86,6 +65,9 @@ class Process(Protocol):
 
     def read_log(self) -> list[tuple[int, str]]:
         """Levels and texts of what it has logged since the last call."""
+
+    def read_output(self) -> list[str]:
+        """Lines of what it has printed since the last call, if that is anybody's business."""
 
     def kill(self) -> None:
         """End it and whatever it has started; returns when it is gone."""
@@ -108,6 +90,8 @@ class Child:
     given_up: bool = field(default=False, init=False)
     last_warning: str = field(default="", init=False)
     """The text of the last warning it logged."""
+    last_output: deque[str] = field(default_factory=lambda: deque(maxlen=OUTPUT_LINES), init=False)
+    """The last lines that it has printed."""
     idle_s: float = field(default=0.0, init=False)
     _num_starts: int = field(default=0, init=False)
     _failures_in_a_row: int = field(default=0, init=False)
@@ -120,7 +104,13 @@ class Child:
 
 
 HEALTHY_S = 30.0  # see Child.progress
-HEALTHY_PROGRESS = 20
+HEALTHY_PROGRESS = (
+    100  # more steps than a host takes that ends because its environments keep failing
+)
+
+
+class NobodyLeft(RuntimeError):
+    """All processes were given up; the text says what the last one said, and then one sentence."""
 
 
 class Supervisor:
@@ -133,10 +123,12 @@ class Supervisor:
         timeout_flag: str = "",
         max_failures: int | None = MAX_FAILURES,
         final_code: int | None = None,
+        keep_output: Callable[[str, list[str]], None] | None = None,
     ) -> None:
         """A process whose heartbeat stops for `timeout_s` is killed; `timeout_flag` names the limit
         to users. After `max_failures` in a row a child is given up; None: never. One that ends with
-        `final_code` is not started again (`cannot_work`)."""
+        `final_code` is not started again (`cannot_work`). `keep_output(name, lines)` gets what the
+        processes print."""
         self.children = list(children)
         self.timeout_s = timeout_s
         self.num_restarts = 0
@@ -146,7 +138,9 @@ class Supervisor:
         self._max_failures = max_failures
         self._final_code = final_code
         self._polled_at = time.monotonic()
+        self._keep_output = keep_output
         self._repeats = RepeatFilter()
+        self._accidents = RepeatFilter(times=NUM_ACCIDENTS)
 
     @property
     def processes(self) -> list[Process]:
@@ -164,7 +158,7 @@ class Supervisor:
     def poll(self) -> None:
         """Start what is to be started; log and restart what broke.
 
-        RuntimeError with the last warning of the last one when all are given up.
+        `NobodyLeft` with the last warning of the last one when all are given up.
         """
         now = time.monotonic()
         # While this process was stopped (Ctrl-Z, a sleeping laptop), so were the others.
@@ -183,6 +177,8 @@ class Supervisor:
                 self.fail(child, describe_exit(code))
             else:
                 self._watch(child, passed_s)
+        for text in [*self._repeats.overdue(), *self._accidents.overdue()]:
+            logger.warning("%s", text)
 
     def fail(self, child: Child, what: str) -> None:
         """End a child that did something wrong, and restart it later unless it never works."""
@@ -201,18 +197,25 @@ class Supervisor:
         if self._max_failures is None or child._failures_in_a_row < self._max_failures:
             child._start_at = time.monotonic() + child._back_off.next_s()
             self.num_restarts += 1
-            if child._failures_in_a_row < MAX_FAILURES:  # accidents: each is logged
-                logger.warning("%s %s; restarting it.", child.name, what)
-            else:
-                self._log(child, logging.WARNING, f"{what}; restarting it.", separator=" ")
+            self._report_end(child, f"{what}; restarting it.")
             return
         child.given_up = True
-        tries = f"after {child._failures_in_a_row} failures in a row"
-        logger.error("%s %s; giving it up %s.", child.name, what, tries)
+        number = child._failures_in_a_row
+        self._report_end(child, f"{what}; giving it up after {number} failures in a row.")
         if all(other.given_up for other in self.children):
-            said = f":\n{child.last_warning}" if child.last_warning else "."
             kind = child.name.split()[0].lower()
-            raise RuntimeError(f"No {kind} is left to work with; {child.name} {what}{said}")
+            sentence = (
+                f"No {kind} is left to work with: all failed {number} times in a row, and the "
+                f"last, {child.name}, {_first_line(what)}."
+            )
+            said = (child.last_warning, _output_of(child), sentence)
+            raise NobodyLeft("\n".join(text for text in said if text))
+
+    def _report_end(self, child: Child, what: str) -> None:
+        shown = self._accidents.take(what, f"{child.name} ", key=without_numbers(what))
+        if shown is not None:
+            output = _output_of(child)
+            logger.warning("%s", f"{shown}\n{output}" if output else shown)
 
     def read_log(self, child: Child) -> None:
         """Log what a child has logged."""
@@ -221,6 +224,15 @@ class Supervisor:
             if level >= logging.WARNING:
                 child.last_warning = text
             self._log(child, level, text)
+        self._read_output(child)
+
+    def _read_output(self, child: Child) -> None:
+        assert child.process is not None
+        lines = child.process.read_output()
+        if lines:
+            child.last_output.extend(lines)
+            if self._keep_output is not None:
+                self._keep_output(child.name, lines)
 
     def close(self, stop: Callable[[], None], timeout_s: float) -> None:
         """Call `stop`, which asks all to end; wait, then kill. Nothing is left running."""
@@ -234,13 +246,16 @@ class Supervisor:
                     logger.warning("%s did not end in time; it is killed.", child.name)
                     break
                 time.sleep(0.01)
-            self.read_log(child)
+                for other in self.children:  # whose pipes may be full
+                    if other.process is not None:
+                        self._read_output(other)
             self._end(child)
 
     def _start(self, child: Child) -> None:
         child.idle_s = 0.0
         child._has_beaten = False
         child._started_at = time.monotonic()
+        child.last_output.clear()
         try:
             child.process = child.start(child._num_starts)
         except OSError as error:
@@ -286,13 +301,23 @@ class Supervisor:
         child.on_end()
 
     def _log(self, child: Child, level: int, text: str, separator: str = ": ") -> None:
-        shown = self._repeats.take(text)  # whoever said it
+        # The same text is logged once, whoever said it.
+        shown = self._repeats.take(text, child.name + separator, key=without_numbers(text))
         if shown is not None:
-            logger.log(level, "%s%s%s", child.name, separator, shown)
+            logger.log(level, "%s", shown)
 
 
 def _stack_in(child: Child) -> str:
     return f"; it was here:\n{child.last_warning}\n" if child.last_warning else ""
+
+
+def _output_of(child: Child) -> str:
+    """What a process printed before its end, for people."""
+    return "\n".join(["The last that it printed:", *child.last_output]) if child.last_output else ""
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0].rstrip(":")
 
 
 def describe_exit(code: int) -> str:

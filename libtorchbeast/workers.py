@@ -1,10 +1,12 @@
 """Workers: hosts on this machine, each with lanes of the learner's process."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from libtorchbeast.env_host import HostConfig
 from libtorchbeast.helper_process import Helper
+from libtorchbeast.output_log import OutputLog
 from libtorchbeast.rows import Spec
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.shared_lanes import DESCRIPTORS_PER_LANE, Lane, allow_descriptors
@@ -27,6 +29,8 @@ class WorkersConfig:
     seed: int
     env_timeout_s: float = 120.0
     """A worker whose environments do nothing for so long is killed and restarted."""
+    output_path: Path | None = None
+    """What environments print is kept there; None: it goes where ours goes."""
 
 
 class Workers:
@@ -38,10 +42,12 @@ class Workers:
         self.lanes = [
             Lane.create(config.spec, config.envs_per_group) for _ in range(config.num_groups)
         ]
+        path = config.output_path
         self.supervisor = Supervisor(
             [self._child(i) for i in range(config.num_workers)],
             config.env_timeout_s,
             timeout_flag="--env_timeout_s",
+            keep_output=None if path is None else OutputLog(path).keep,
         )
 
     def poll(self) -> None:
@@ -74,7 +80,12 @@ class Workers:
                 lane_fds=[lane.fd for lane in lanes],
                 spec=config.spec.to_json(),
             )
-            return Helper("libtorchbeast.env_host", host.to_json(), host.lane_fds)
+            return Helper(
+                "libtorchbeast.env_host",
+                host.to_json(),
+                host.lane_fds,
+                catch_output=config.output_path is not None,
+            )
 
         def abandon() -> None:
             for lane in lanes:

@@ -133,6 +133,21 @@ def test_an_environment_that_never_works_ends_the_run_with_its_traceback(beast, 
     assert "the simulator is out of tea" in result.stderr
 
 
+def test_what_environments_print_is_in_a_file_and_their_last_words_in_the_report(beast, tmp_path):
+    what = "import os; print('wheels: 4'); os.write(2, b'libsim: out of tea'); os.abort()"
+    env = fragile(tmp_path, 150, what)  # after more steps than a process needs to be healthy
+    with Training(beast, tmp_path, "--env", "fragile:make", env=env) as training:
+        training.wait_for(lambda: "killed by SIGABRT; restarting it" in training.output, "abort")
+        training.end(signal.SIGTERM)
+    report = training.output.partition("killed by SIGABRT; restarting it.")[2]
+    assert report.startswith("\nThe last that it printed:\nwheels: 4\nlibsim: out of tea\n")
+    assert f"what environments print is in {training.folder}/envs.log" in training.output
+    who = {"monobeast": "Actor", "polybeast": "Worker"}[beast]
+    lines = (training.folder / "envs.log").read_text().splitlines()
+    assert all(line.startswith(who) for line in lines)
+    assert {line.partition(": ")[2] for line in lines} == {"wheels: 4", "libsim: out of tea"}
+
+
 def test_a_missing_checkpoint_is_one_sentence_with_the_place(beast, tmp_path):
     result = run(beast, tmp_path, "--mode", "test", "--xpid", "nobody")
     assert result.returncode == 2

@@ -13,16 +13,20 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from libtorchbeast import supervisor
+from libtorchbeast import repeats, supervisor
+from libtorchbeast.environments import HEALTHY_STEPS, MAX_REBUILDS
 from libtorchbeast.helper_process import Helper
+from libtorchbeast.output_log import OutputLog
+from libtorchbeast.repeats import RepeatFilter, without_numbers
 from libtorchbeast.supervisor import (
     CANNOT_WORK,
     HEALTHY_PROGRESS,
     MAX_FAILURES,
     MAX_GAP_S,
+    NUM_ACCIDENTS,
     BackOff,
     Child,
-    RepeatFilter,
+    NobodyLeft,
     Supervisor,
     describe_exit,
 )
@@ -49,7 +53,8 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     module = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
-    monkeypatch.setattr(supervisor, "time", module)
+    for user in (supervisor, repeats):
+        monkeypatch.setattr(user, "time", module)
     return clock
 
 
@@ -61,6 +66,7 @@ class FakeProcess:
         self.beats = 0
         self.hangs = False
         self.log = []
+        self.output = []
         self.is_killed = False
 
     def exit_code(self):
@@ -73,6 +79,10 @@ class FakeProcess:
     def read_log(self):
         log, self.log = self.log, []
         return log
+
+    def read_output(self):
+        output, self.output = self.output, []
+        return output
 
     def kill(self):
         self.is_killed = True
@@ -165,7 +175,7 @@ def test_when_all_are_given_up_the_last_warning_is_in_the_error(clock):
     fakes[0].code = 1
     fakes.poll_after(clock, 5)
     fakes[0].code = 1
-    with pytest.raises(RuntimeError, match=r"(?s)is left to work with.*exit code 1.*is out of tea"):
+    with pytest.raises(NobodyLeft, match=r"(?s)is out of tea.*is left to work with.*exit code 1"):
         fakes.supervisor.poll()
 
 
@@ -248,6 +258,80 @@ def test_what_a_process_logs_is_logged_with_its_name_and_once_a_minute(clock, ca
     fakes[1].log = [(logging.WARNING, "no tea")]
     fakes.supervisor.poll()
     assert "Fake 1: no tea (again, 10 times since)" in caplog.text
+
+
+def test_a_text_that_came_again_is_counted_even_if_it_never_comes_back(clock, caplog):
+    fakes = Fakes(1)
+    fakes.supervisor.poll()
+    for _ in range(5):
+        fakes[0].log = [(logging.WARNING, "no tea")]
+        fakes.supervisor.poll()
+    assert "again" not in caplog.text
+    fakes.poll_after(clock, 61)
+    assert caplog.text.count("Fake 0: no tea (again, 4 times since)") == 1
+    fakes.poll_after(clock, 200)
+    assert caplog.text.count("again") == 1
+
+
+def test_texts_that_differ_in_numbers_alone_are_one(clock, caplog):
+    """All environments of a group fail alike, at other steps."""
+    fakes = Fakes(1)
+    fakes.supervisor.poll()
+    traceback = "Environment {0} failed.\n  File x.py, line {1}\nValueError: at step {0}, got 0.{0}"
+    fakes[0].log = [(logging.WARNING, traceback.format(i, 7)) for i in range(8)]
+    fakes.supervisor.poll()
+    assert caplog.text.count("failed.") == 1
+    fakes[0].log = [(logging.WARNING, traceback.format(3, 8))]  # another line of the program
+    fakes.supervisor.poll()
+    assert caplog.text.count("failed.") == 2
+    assert without_numbers("step 17 of 3.5") == "step # of #"
+    stack = "Fatal Python error\nthread {}\n  File x.py, line 7\n"
+    assert without_numbers(stack.format("0x7f6f")) == without_numbers(stack.format("0x012a"))
+
+
+def test_restarts_that_go_on_and_on_are_logged_a_few_times_and_then_counted(clock, caplog):
+    fakes = Fakes(30)
+    fakes.supervisor.poll()
+    for i in range(30):
+        fakes[i].code = 1
+    fakes.supervisor.poll()
+    assert caplog.text.count("restarting it") == NUM_ACCIDENTS
+    fakes.poll_after(clock, 61)
+    assert f"Fake 29 ended with exit code 1; restarting it. (again, {30 - NUM_ACCIDENTS} times" in (
+        caplog.text
+    )
+
+
+def test_a_process_that_breaks_after_less_than_its_host_allows_is_not_healthy(clock):
+    """Its environments fail at every tenth step: it takes 40 steps each time, and never works."""
+    most_steps = (MAX_REBUILDS + 1) * HEALTHY_STEPS
+    fakes = Fakes(1)
+    for _ in range(MAX_FAILURES - 1):
+        fakes.supervisor.poll()
+        fakes.progress[0] += most_steps
+        fakes[0].code = 1
+        fakes.poll_after(clock, 15)
+    fakes[0].code = 1
+    with pytest.raises(NobodyLeft):
+        fakes.supervisor.poll()
+
+
+def test_the_last_that_a_process_printed_is_in_the_report_of_its_end(clock, caplog):
+    kept = []
+    fakes = Fakes(1, max_failures=2, keep_output=lambda name, lines: kept.append((name, lines)))
+    fakes.supervisor.poll()
+    fakes[0].output = ["wheels: 4", "libsim: assertion failed: wheels >= 0"]
+    fakes[0].code = -signal.SIGABRT
+    fakes.supervisor.poll()
+    assert kept == [("Fake 0", ["wheels: 4", "libsim: assertion failed: wheels >= 0"])]
+    assert "Fake 0 was killed by SIGABRT; restarting it.\nThe last that it printed:" in caplog.text
+    assert "libsim: assertion failed" in caplog.text
+    fakes.poll_after(clock, 5)
+    fakes[0].output = ["libsim: out of tea"]
+    fakes[0].code = -signal.SIGABRT
+    with pytest.raises(NobodyLeft, match="libsim: out of tea\nNo fake is left to work with") as e:
+        fakes.supervisor.poll()
+    assert "wheels" not in str(e.value)  # of the one before
 
 
 def test_a_flood_of_different_texts_is_dropped(clock):
@@ -360,6 +444,33 @@ def test_a_helper_that_hangs_says_where_and_is_restarted(caplog):
         supervisor.close(lambda: None, 0)
     assert "has done nothing for" in caplog.text
     assert "in hang_here" in caplog.text
+
+
+def test_what_a_helper_prints_is_caught_by_descriptor_and_by_lines():
+    """Python's and C's, also of one that ends without flushing anything."""
+    helper = Helper("tests.helpers.supervised", {"what": "chat"}, catch_output=True)
+    try:
+        wait_until(lambda: helper.exit_code() is not None)
+        lines = helper.read_output()
+        assert helper.exit_code() == -signal.SIGKILL
+    finally:
+        helper.kill()
+    assert sorted(lines) == ["from C", "from Python", "from a child", "from stderr"]
+
+
+def test_a_helper_that_prints_more_than_a_pipe_holds_ends_in_time(tmp_path):
+    log = OutputLog(tmp_path / "envs.log", max_bytes=1 << 20)
+
+    def start(_):
+        return Helper("tests.helpers.supervised", {"what": "flood"}, catch_output=True)
+
+    supervisor = Supervisor([Child("Helper 0", start)], TIMEOUT_S, keep_output=log.keep)
+    supervisor.poll()
+    supervisor.close(lambda: None, timeout_s=60)
+    assert not supervisor.pids
+    sizes = [path.stat().st_size for path in (log.path, log.older_path)]
+    assert max(sizes) < 6 << 20  # what is read at once comes on top of the limit
+    assert log.path.read_text().splitlines()[-1] == "Helper 0: the end"
 
 
 def test_what_a_helper_has_started_ends_with_it(start):

@@ -28,6 +28,7 @@ import torch
 import tyro
 from torch import Tensor, nn
 
+from libtorchbeast import output_log
 from libtorchbeast.environments import Group
 from libtorchbeast.rows import Row
 from libtorchbeast.seeding import derive_seed
@@ -227,7 +228,10 @@ class Actors:
         self._held: list[deque[list[int]]] = [deque() for _ in range(flags.num_actors)]
         self._processes: dict[int, ActorProcess] = {}
         children = [self._make_child(actor_id) for actor_id in range(flags.num_actors)]
-        self._supervisor = Supervisor(children, flags.actor_timeout_s, "--actor_timeout_s")
+        output = output_log.OutputLog(flags.rundir / output_log.FILE_NAME)
+        self._supervisor = Supervisor(
+            children, flags.actor_timeout_s, "--actor_timeout_s", keep_output=output.keep
+        )
         self._supervise_at = 0.0
 
     def poll(self) -> list[Filled]:

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 
+from libtorchbeast import output_log
 from torchbeast import polybeast_learner
 from torchbeast.report import log_to_terminal
 from torchbeast.run.command_line import run_command_line
@@ -47,6 +48,7 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
         num_groups=flags.num_groups,
         envs_per_group=flags.envs_per_actor,
         env_timeout_s=flags.env_timeout_s,
+        output_path=flags.rundir / output_log.FILE_NAME,
     )
     if not flags.listen_at and not flags.dial:
         return local

@@ -16,6 +16,7 @@ from libtorchbeast.env_host import play
 from libtorchbeast.environments import Broken, Group
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
 from libtorchbeast.rpc.env_server import lane_in
@@ -30,7 +31,7 @@ from libtorchbeast.rpc.handshake import (
 )
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
-from libtorchbeast.supervisor import BackOff, RepeatFilter
+from libtorchbeast.supervisor import BackOff
 
 logger = logging.getLogger("torchbeast")
 

@@ -29,6 +29,7 @@ import grpc.aio
 import nest
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.repeats import RepeatFilter
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours, listen_unix, speaks_http2
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.grpc_relay import private_address, relay
@@ -67,7 +68,7 @@ from libtorchbeast.rpc.messages import (
 )
 from libtorchbeast.rpc.steps import StepReader, encode_actions
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed, allow_descriptors
-from libtorchbeast.supervisor import BackOff, RepeatFilter
+from libtorchbeast.supervisor import BackOff
 
 LOOK_FOR_SOCKET_S = 0.5
 MAX_PAUSE_S = 5.0  # between two calls of an address

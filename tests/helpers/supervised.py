@@ -4,6 +4,7 @@ import ctypes
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +43,20 @@ def spawn(line, config):
     child = subprocess.Popen(["sleep", "1000"])
     logger.info("child %d", child.pid)
     time.sleep(1000)
+
+
+def chat(line, config):
+    print("from Python")
+    print("from stderr", file=sys.stderr)
+    ctypes.CDLL(None).puts(b"from C")
+    subprocess.run(["echo", "from a child"], check=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def flood(line, config):
+    for _ in range(8 * 1024):
+        print("x" * 1023)
+    print("the end", end="")
 
 
 def mark(line, config):

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 
 from libtorchbeast import secret
+from libtorchbeast.environments import Broken, describe_failure
+from libtorchbeast.supervisor import NobodyLeft
 from torchbeast.envs import check_env
 from torchbeast.errors import UsageError
 from torchbeast.run import recipes
@@ -30,6 +32,12 @@ def run_command_line(
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (NobodyLeft, Broken) as error:  # environments that never work
+        print(
+            f"error: {describe_failure(error) if isinstance(error, Broken) else error}",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130

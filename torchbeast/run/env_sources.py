@@ -8,6 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Protocol
 
 from libtorchbeast.actor_pool import ActorPool
@@ -60,6 +61,7 @@ class LocalEnvironments:
         num_groups: int,
         envs_per_group: int,
         env_timeout_s: float,
+        output_path: Path,
     ) -> None:
         self.spec, self.num_actions = look_at(options)
         self.num_envs = num_groups * envs_per_group
@@ -72,6 +74,7 @@ class LocalEnvironments:
             envs_per_group=envs_per_group,
             seed=0,  # until `start`
             env_timeout_s=env_timeout_s,
+            output_path=output_path,
         )
         self._workers: Workers | None = None
 

@@ -1,7 +1,7 @@
 """Processes of multiprocessing's for a `Supervisor`: MonoBeast's actors.
 
-Such a process has a pipe to its parent for its work, and one for its log. When it is started,
-killed and restarted is the supervisor's business (libtorchbeast/supervisor.py).
+Such a process has a pipe to its parent for its work, one for its log, and one for what it prints.
+When it is started, killed and restarted is the supervisor's business (libtorchbeast/supervisor.py).
 """
 
 import errno
@@ -17,7 +17,15 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from libtorchbeast.helper_process import KILL_S, LogReader, LogWriter, set_up_child
+from libtorchbeast.environments import describe_failure
+from libtorchbeast.helper_process import (
+    KILL_S,
+    LogReader,
+    LogWriter,
+    OutputReader,
+    open_pipe,
+    set_up_child,
+)
 
 logger = logging.getLogger("torchbeast")
 
@@ -68,13 +76,14 @@ class ActorProcess:
             self.pipe, their_pipe = context.Pipe()
             undo.callback(self.pipe.close)
             theirs.callback(their_pipe.close)
-            log_fd, their_log_fd = os.pipe()
-            self._log = LogReader(log_fd)
-            undo.callback(self._log.close)
-            their_log = Connection(their_log_fd, readable=False)
-            theirs.callback(their_log.close)
+            self._log, log_fd = open_pipe(LogReader, undo, theirs)
+            self._output, output_fd = open_pipe(OutputReader, undo, theirs)
+            # Of descriptors, only multiprocessing's own objects can be handed to a process.
+            handles = [Connection(os.dup(fd), readable=False) for fd in (log_fd, output_fd)]
+            for handle in handles:
+                theirs.callback(handle.close)
             self._process = context.Process(
-                target=_run, name=name, args=(function, their_pipe, their_log, args)
+                target=_run, name=name, args=(function, their_pipe, *handles, args)
             )
             try:
                 self._process.start()
@@ -92,6 +101,9 @@ class ActorProcess:
     def read_log(self) -> list[tuple[int, str]]:
         return self._log.read()
 
+    def read_output(self) -> list[str]:
+        return self._output.read()
+
     def terminate(self) -> None:
         """Ask it to end."""
         self._process.terminate()
@@ -107,13 +119,20 @@ class ActorProcess:
         """Close the pipes of a process that has ended."""
         self.pipe.close()
         self._log.close()
+        self._output.close()
 
 
 def _run(
-    function: Callable[..., None], pipe: Connection, log: Connection, args: tuple[Any, ...]
+    function: Callable[..., None],
+    pipe: Connection,
+    log: Connection,
+    output: Connection,
+    args: tuple[Any, ...],
 ) -> None:
     """The whole life of such a process."""
     os.setpgid(0, 0)
+    for fd in (1, 2):
+        os.dup2(output.fileno(), fd)
     set_up_child()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # environments are to be closed
     LogWriter(os.dup(log.fileno()))
@@ -122,8 +141,8 @@ def _run(
         function(ParentPipe(pipe), *args)
     except ParentGone:
         pass
-    except Exception:
-        logger.exception("It ended with an exception.")
+    except Exception as error:
+        logger.warning("%s", describe_failure(error))
         sys.exit(1)
 
 
