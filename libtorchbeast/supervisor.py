@@ -28,6 +28,7 @@ NUM_ACCIDENTS = 5  # of the same kind that are logged one by one, in a minute
 OUTPUT_LINES = 8  # of what a process has printed, in the report of its end
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # later there may be
 CANNOT_WORK = 78  # exit code (EX_CONFIG): what the command line says cannot work, now or later
+LATE_S = 3.0  # without a heartbeat
 START_S = 60.0  # until the first heartbeat of a process, if its timeout is less
 
 
@@ -179,6 +180,21 @@ class Supervisor:
                 self._watch(child, passed_s)
         for text in [*self._repeats.overdue(), *self._accidents.overdue()]:
             logger.warning("%s", text)
+
+    def late(self) -> list[str]:
+        """Who has done nothing for some time, and what becomes of it, for people."""
+        names = []
+        for child in self.children:
+            if child.given_up:
+                continue
+            if child.process is None:
+                names.append(f"{child.name} (restarts in a moment)")
+            elif not child._has_beaten:
+                names.append(f"{child.name} (starting for {child.idle_s:.0f} s)")
+            elif child.idle_s >= LATE_S:
+                limit = f"restarted after {self.timeout_s:.0f}{self._timeout_flag}"
+                names.append(f"{child.name} (busy for {child.idle_s:.0f} s; {limit})")
+        return names
 
     def fail(self, child: Child, what: str) -> None:
         """End a child that did something wrong, and restart it later unless it never works."""

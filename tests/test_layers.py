@@ -20,6 +20,8 @@ PURE = {
         "observations",
         "helper_process",
         "memory",
+        "output_log",
+        "repeats",
         "supervisor",
         "rows",
         "secret",
@@ -44,7 +46,7 @@ ALLOWED = {
         *PURE,
     },
     "torchbeast/runtime": {"torchbeast.envs", "torchbeast.core", "torch", *PURE},
-    "torchbeast/report": {"torchbeast.core", "torchbeast.runtime", "torch"},
+    "torchbeast/report": {"torchbeast.errors", "torchbeast.core", "torchbeast.runtime", "torch"},
     "torchbeast/run": {
         "torchbeast.errors",
         "torchbeast.envs",

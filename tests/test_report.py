@@ -1,13 +1,21 @@
 """What people see: the live view, log messages beside it, curves."""
 
 import logging
+import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from torchbeast.report import terminal
+from tests.helpers.training import ROOT
+from torchbeast.core.file_writer import FileWriter
+from torchbeast.core.stats import RunningStats
+from torchbeast.report import figures, plot, reporter, terminal
+from torchbeast.report.figures import tag_of
 from torchbeast.report.plot import Options, draw, read_curve
+from torchbeast.report.tensorboard import TensorBoard
 
 FIGURES = {
     "step": 123_456,
@@ -19,23 +27,120 @@ FIGURES = {
 }
 
 
-def test_the_live_view_shows_the_figures():
-    view = terminal.LiveView(total_steps=1_000_000)
-    view.tick(123_456)
+def render(view):
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(view._render())
-    assert "Starting the actors" in console.export_text()
+    return console.export_text()
+
+
+def test_the_live_view_shows_the_figures_under_their_names():
+    view = terminal.LiveView(total_steps=1_000_000)
+    view.tick(123_456)
+    assert "Starting" in render(view)
     view.show(FIGURES)
-    console.print(view._render())
-    text = console.export_text()
-    for part in ("123,456", "1,000,000", "1,500", "-12.35", "1.50", "09:44", "12%", "77"):
+    text = render(view)
+    for part in ("step 123,456 of 1,000,000", "12%", "elapsed 0:00:00", "left 09:44", "sps 1,500"):
         assert part in text, part
+    for part in ("mean_episode_return -12.35", "total_loss 1.50", "episodes 77", "policy_lag 2.0"):
+        assert part in text, part
+
+
+def test_bar_and_numbers_agree_between_two_logs():
+    view = terminal.LiveView(total_steps=1_000_000)
+    view.show(FIGURES)
+    view.tick(500_000)
+    text = render(view)
+    assert "step 500,000 of" in text
+    assert "50%" in text
+    assert "left 05:33" in text
+
+
+def test_a_live_view_that_gets_no_step_says_for_whom_it_waits():
+    view = terminal.LiveView(total_steps=1_000_000)
+    view.show(FIGURES)
+    view.tick(123_456)
+    view.stall(3.0, "")
+    assert "No step" not in render(view)
+    view.stall(12.4, "waiting for [::1]:4242 (no such port).")
+    text = render(view)
+    assert "No step for 12 s: waiting for [::1]:4242 (no such port)." in text
+    assert "sps 0" in text
+    assert "left ?" in text
+    view.stall(0.0, "")
+    assert "sps 1,500" in render(view)
 
 
 def test_plain_lines_say_the_same(capsys):
     terminal.PlainView(1_000_000).show({**FIGURES, "mean_episode_return": None})
     line = capsys.readouterr().out
-    assert line == "step 123,456 of 1,000,000 | 1,500 SPS | left 09:44 | return - | loss 1.50\n"
+    assert line == (
+        "step 123,456 of 1,000,000 | sps 1,500 | left 09:44 | mean_episode_return - | "
+        "total_loss 1.50\n"
+    )
+
+
+def test_plain_lines_say_once_a_minute_that_no_step_comes(capsys):
+    view = terminal.PlainView(1_000_000)
+    for seconds in range(75):
+        view.stall(seconds, "waiting for Actor 1.")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"No step for {s} s: waiting for Actor 1." for s in (10, 70)]
+    for seconds in (0, 9, 10):
+        view.stall(seconds, "waiting for Actor 2.")
+    assert capsys.readouterr().out == "No step for 10 s: waiting for Actor 2.\n"
+
+
+class Recorder:
+    """A view that keeps what it is told."""
+
+    def __init__(self):
+        self.stalls = []
+
+    def stall(self, seconds, text):
+        self.stalls.append((seconds, text))
+
+    def start(self):
+        pass
+
+    tick = show = lambda self, *_: None
+    stop = start
+
+
+def test_the_reporter_counts_the_seconds_since_the_last_step(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    view = Recorder()
+    monkeypatch.setattr(reporter, "make_view", lambda total_steps: view)
+    stats = RunningStats()
+    writer = FileWriter("run", rootdir=tmp_path)
+    late = [f"Worker {i} (busy)" for i in range(6)]
+    with reporter.Reporter(writer, stats, 1000, log_interval_s=1.0) as report:
+        clock.now += 20
+        report.update(lambda: late)
+        stats.step = 10
+        report.update(lambda: late)
+        clock.now += 7
+        report.update(list)
+    named = ", ".join(late[: reporter.MAX_NAMED])
+    assert view.stalls[:2] == [(20.0, f"waiting for {named}, 2 more."), (0.0, "")]
+    seconds, text = view.stalls[2]
+    assert seconds == 7.0
+    assert text.startswith("no environment is late; an update takes long")
+
+
+def test_docs_list_all_figures_and_no_others():
+    text = (ROOT / "docs" / "runs.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/]+)` \| (.*) \|$", text, re.MULTILINE)
+    assert rows == [(name, tag_of(name), f.meaning) for name, f in figures.FIGURES.items()]
+
+
+def test_tensorboard_has_the_names_of_the_table_in_groups(tmp_path):
+    board = TensorBoard(tmp_path, first_step=0)
+    board.log({"step": 5, "total_loss": 1.0, "sps": 2.0, "is_success": 0.5, "eval": None}, 5)
+    board.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["own/is_success", "system/sps", "train/total_loss"]
 
 
 def test_log_messages_go_to_what_stderr_is_now(capsys):
@@ -56,3 +161,17 @@ def test_a_curve_is_drawn_without_the_pauses(tmp_path):
     assert curve["minutes"][-1] == pytest.approx(25 / 60)
     draw(Options(runs=(run,), out=tmp_path / "curve.png"))
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "without episodes"])
+def test_a_run_without_a_curve_is_refused_with_a_sentence(tmp_path, capsys, monkeypatch, what):
+    run, out = tmp_path / "run", tmp_path / "curve.png"
+    if what != "missing":
+        run.mkdir()
+        row = "" if what == "empty" else "_time,step,mean_episode_return\n1000,100,\n"
+        (run / "logs.csv").write_text(row)
+    monkeypatch.setattr(sys, "argv", ["plot", "--runs", str(run), "--out", str(out)])
+    assert plot.main() == 2
+    sentence = "is no run: it has no logs.csv" if what == "missing" else "has no finished episode"
+    assert f"error: {run} {sentence}" in capsys.readouterr().err
+    assert not out.exists()

@@ -221,6 +221,23 @@ def test_a_heartbeat_that_stops_is_a_process_that_hangs(clock, caplog):
     assert "Fake 0 has done nothing for 5 s (--the_timeout); restarting it." in caplog.text
 
 
+def test_who_is_late_is_named_with_what_becomes_of_it(clock):
+    fakes = Fakes(4)
+    fakes.supervisor.poll()
+    assert fakes.supervisor.late() == [f"Fake {i} (starting for 0 s)" for i in range(4)]
+    fakes.poll_after(clock, 1)
+    assert fakes.supervisor.late() == []
+    fakes[1].hangs = True
+    fakes[2].code = 1
+    fakes.supervisor.children[3].given_up = True
+    fakes.poll_after(clock, 0.05)
+    assert fakes.supervisor.late() == ["Fake 2 (restarts in a moment)"]
+    fakes.poll_after(clock, 4)
+    assert fakes.supervisor.late() == [
+        "Fake 1 (busy for 4 s; restarted after 5 (--the_timeout))",
+    ]
+
+
 def test_time_in_which_nobody_polled_is_not_held_against_a_process(clock):
     """The laptop slept, and so did the processes."""
     fakes = Fakes(1)

@@ -259,6 +259,10 @@ class Actors:
             self._hand_out()
         return filled
 
+    def late(self) -> list[str]:
+        """Actors that keep the learner waiting."""
+        return self._supervisor.late()
+
     def release(self, filled: list[Filled]) -> None:
         """These have been read: their slots may be written again. For any thread."""
         with self._lock:
@@ -375,7 +379,7 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
             while len(filled) >= flags.batch_size:
                 batches.put(filled[: flags.batch_size])
                 del filled[: flags.batch_size]
-            run.tick()
+            run.tick(actors.late)
     finally:
         learner.finished.set()
         for _ in range(flags.num_learner_threads):

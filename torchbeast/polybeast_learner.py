@@ -450,7 +450,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
             stages.look()
             if trace is not None and learner.version > first_version:
                 trace.record()
-            run.tick()
+            run.tick(source.late)
             finished.wait(POLL_S)
         if trace is not None:
             trace.close()

@@ -26,7 +26,14 @@ from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConf
 from libtorchbeast.rpc.handshake import Refused, check_fit
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
-from libtorchbeast.shared_lanes import CLOSED, FREE, Lane, allow_descriptors, close_free_lane
+from libtorchbeast.shared_lanes import (
+    CLOSED,
+    ENVIRONMENT,
+    FREE,
+    Lane,
+    allow_descriptors,
+    close_free_lane,
+)
 from libtorchbeast.supervisor import Child, Supervisor
 
 logger = logging.getLogger("torchbeast")
@@ -315,17 +322,31 @@ class Gateways:
         now = time.monotonic()
         if now < self._say_at:
             return
-        missing = [item for gateway in self._gateways for item in gateway.waiting.items()]
+        missing = self._missing()
         if self.num_streams > 0 and not (missing and self._config.expects_servers):
             self._say_at = now + SAY_S
             return
         self._say_at = now + SAY_AGAIN_S
-        places = [f"{address} ({why})" for address, why in missing[:MAX_NAMED]]
+        places = missing[:MAX_NAMED]
         if len(missing) > MAX_NAMED:
             places.append(f"{len(missing) - MAX_NAMED} more")
         places += [f"whoever dials in at {address}" for address in self.listening]
         what = "more environments" if self.num_streams else "environments"
         logger.info("Waiting for %s: %s.", what, ", ".join(places) or "none was named")
+
+    def _missing(self) -> list[str]:
+        """Addresses where nobody is, and why."""
+        waiting = [item for gateway in self._gateways for item in gateway.waiting.items()]
+        return [f"{address} ({why})" for address, why in waiting]
+
+    def late(self) -> list[str]:
+        """Who keeps the learner waiting, for people. Whoever asks says so, and not our log."""
+        self._say_at = max(self._say_at, time.monotonic() + SAY_S)
+        lanes = [lane for gateway in self._gateways for lane in gateway.lanes]
+        late = [lane for lane in lanes if lane.turn.state == ENVIRONMENT]
+        names = [f"{len(late)} of {self.num_streams} groups of environments elsewhere"] * bool(late)
+        names += [f"whoever dials in at {address}" for address in self.listening]
+        return names + self._missing()
 
     # Lanes.
 

@@ -1,15 +1,17 @@
 """Passes a run's figures on to all who show or keep them. Used by the main thread alone."""
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.stats import RunningStats
 from torchbeast.report.tensorboard import TensorBoard
-from torchbeast.report.terminal import make_view
+from torchbeast.report.terminal import STALL_S, make_view
 from torchbeast.runtime.disk import IgnoreWriteErrors
 
 FIRST_LOG_S = 1.0
+MAX_NAMED = 4  # of those who are late
 
 
 class Reporter:
@@ -28,6 +30,7 @@ class Reporter:
         self._last_time = time.monotonic()
         self._last_step = stats.step
         self._due = self._last_time + min(FIRST_LOG_S, self._interval_s)
+        self._moved_at, self._moved_to = self._last_time, stats.step
 
     def __enter__(self) -> "Reporter":
         self._view.start()
@@ -47,11 +50,16 @@ class Reporter:
             self._tensorboard.close()
             self._writer.close(successful=error is None)
 
-    def update(self) -> None:
-        """Log if it is time. Before the first update of a run there is nothing to say."""
-        if time.monotonic() >= self._due and self._stats.step > self._last_step:
+    def update(self, late: Callable[[], list[str]] = list) -> None:
+        """Log if it is time, and say who is `late` if nothing moves."""
+        step, now = self._stats.step, time.monotonic()
+        if now >= self._due and step > self._last_step:
             self._log()
-        self._view.tick(self._stats.step)
+        self._view.tick(step)
+        if step > self._moved_to:
+            self._moved_at, self._moved_to = now, step
+        seconds = now - self._moved_at
+        self._view.stall(seconds, _why(late()) if seconds >= STALL_S else "")
 
     def _log(self) -> None:
         now = time.monotonic()
@@ -63,3 +71,11 @@ class Reporter:
             self._writer.log(figures)
         with self._for_tensorboard:
             self._tensorboard.log(figures, self._stats.step)
+
+
+def _why(late: list[str]) -> str:
+    """Why nothing moves, for people."""
+    if not late:
+        return "no environment is late; an update takes long, or the first call of a model."
+    more = [f"{len(late) - MAX_NAMED} more"] if len(late) > MAX_NAMED else []
+    return f"waiting for {', '.join([*late[:MAX_NAMED], *more])}."

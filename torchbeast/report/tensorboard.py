@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from torchbeast.report.figures import tag_of
+
 
 class TensorBoard:
     """Writes each figure as a scalar over environment steps."""
@@ -15,7 +17,7 @@ class TensorBoard:
     def log(self, figures: dict[str, float | int | None], step: int) -> None:
         for name, value in figures.items():
             if value is not None and name != "step":
-                self._writer.add_scalar(name, value, step)
+                self._writer.add_scalar(tag_of(name), value, step)
 
     def close(self) -> None:
         self._writer.close()

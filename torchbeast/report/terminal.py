@@ -9,30 +9,26 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from torchbeast.report.figures import FIGURES, show
 
 Figures = dict[str, float | int | None]
 
-DETAILS = (
-    ("episodes", "episodes", "{:,.0f}"),
-    ("mean_episode_step", "episode length", "{:,.0f}"),
-    ("policy_lag", "policy lag", "{:.1f}"),
-    ("clipped_rho_fraction", "clipped weights", "{:.1%}"),
-    ("explained_variance", "explained variance", "{:.2f}"),
-    ("grad_norm", "gradient norm", "{:.1f}"),
-    ("entropy_loss", "entropy loss", "{:.2f}"),
-    ("learning_rate", "learning rate", "{:.2e}"),
-    # PolyBeast's alone.
-    ("inference_batch_size", "inference batch", "{:.1f}"),
-    ("inference_idle", "inference idle", "{:.0%}"),
-    ("learner_idle", "learner idle", "{:.0%}"),
-    ("learner_queue_size", "learner queue", "{:.1f}"),
-)
+HEADLINE = ("mean_episode_return", "total_loss")
+DETAILS = [name for name, figure in FIGURES.items() if figure.in_view]
+DETAILS_PER_ROW = 4
+STALL_S = 5.0  # without a step, until the live view says so
+STALL_LINE_S, STALL_LINE_AGAIN_S = 10.0, 60.0  # until a line says so, and the next one
 
 
 class View(Protocol):
     def start(self) -> None: ...
     def tick(self, step: int) -> None: ...
     def show(self, figures: Figures) -> None: ...
+    def stall(self, seconds: float, text: str) -> None:
+        """No step for so long, and why; called often, also when it is over (0 seconds)."""
+
     def stop(self) -> None: ...
 
 
@@ -63,6 +59,7 @@ class PlainView:
 
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
+        self._stall_line_s = STALL_LINE_S
 
     def start(self) -> None:
         pass
@@ -71,28 +68,37 @@ class PlainView:
         pass
 
     def show(self, figures: Figures) -> None:
-        print(
-            f"step {figures['step']:,} of {self._total_steps:,}"
-            f" | {figures['sps']:,.0f} SPS"
-            f" | left {time_left(figures, self._total_steps)}"
-            f" | return {_format(figures.get('mean_episode_return'), '{:.2f}')}"
-            f" | loss {_format(figures.get('total_loss'), '{:.2f}')}",
-            flush=True,
-        )
+        parts = [
+            f"step {show('step', figures['step'])} of {self._total_steps:,}",
+            f"sps {show('sps', figures['sps'])}",
+            f"left {time_left(figures, self._total_steps)}",
+            *(f"{name} {show(name, figures.get(name))}" for name in HEADLINE),
+        ]
+        print(" | ".join(parts), flush=True)
+
+    def stall(self, seconds: float, text: str) -> None:
+        if seconds < STALL_LINE_S:
+            self._stall_line_s = STALL_LINE_S
+        elif seconds >= self._stall_line_s:
+            self._stall_line_s = seconds + STALL_LINE_AGAIN_S
+            print(f"No step for {seconds:.0f} s: {text}", flush=True)
 
     def stop(self) -> None:
         pass
 
 
 class LiveView:
-    """A bar with steps, SPS, time left, mean return and loss, and a table of the rest."""
+    """A bar with the time, the most important figures, the others, and who is waited for."""
 
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
         self._figures: Figures = {}
+        self._step = 0
+        self._stalled_s, self._stall_text = 0.0, ""
         self._progress = Progress(
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("elapsed"),
             TimeElapsedColumn(),
             expand=True,
         )
@@ -103,35 +109,44 @@ class LiveView:
         self._live.start()
 
     def tick(self, step: int) -> None:
+        self._step = step
         self._progress.update(self._task, completed=min(step, self._total_steps))
 
     def show(self, figures: Figures) -> None:
         self._figures = figures
 
+    def stall(self, seconds: float, text: str) -> None:
+        self._stalled_s, self._stall_text = seconds, text
+
     def stop(self) -> None:
         self._live.stop()
 
     def _render(self) -> Group:
-        figures = self._figures
-        if not figures:
-            return Group(self._progress, "Starting the actors ...")
+        stalled = self._stalled_s >= STALL_S
+        words = f"No step for {self._stalled_s:.0f} s: {self._stall_text}" if stalled else ""
+        if not self._figures:
+            return Group(self._progress, Text(words or "Starting ..."))
+        # The step is the bar's, and not that of the last log.
+        figures = {**self._figures, "step": self._step}
+        if stalled:
+            figures["sps"] = 0
         headline = Table.grid(padding=(0, 3))
         headline.add_row(
-            f"steps [bold]{figures['step']:,}[/] of {self._total_steps:,}",
-            f"SPS [bold]{figures['sps']:,.0f}[/]",
+            f"step [bold]{show('step', self._step)}[/] of {self._total_steps:,}",
+            f"sps [bold]{show('sps', figures['sps'])}[/]",
             f"left [bold]{time_left(figures, self._total_steps)}[/]",
-            f"return [bold green]{_format(figures.get('mean_episode_return'), '{:.2f}')}[/]",
-            f"loss [bold]{_format(figures.get('total_loss'), '{:.2f}')}[/]",
+            *(f"{name} [bold]{show(name, figures.get(name))}[/]" for name in HEADLINE),
         )
         details = Table.grid(padding=(0, 3))
         cells = [
-            f"[dim]{label}[/] {_format(figures[name], form)}"
-            for name, label, form in DETAILS
-            if name in figures
+            f"[dim]{name}[/] {show(name, figures[name])}"
+            for name in DETAILS
+            if name in figures and name not in ("step", "sps", *HEADLINE)
         ]
-        for i in range(0, len(cells), 4):
-            details.add_row(*cells[i : i + 4])
-        return Group(self._progress, headline, details)
+        for i in range(0, len(cells), DETAILS_PER_ROW):
+            details.add_row(*cells[i : i + DETAILS_PER_ROW])
+        warning = [Text(words, style="yellow")] if words else []
+        return Group(self._progress, headline, details, *warning)
 
 
 def time_left(figures: Figures, total_steps: int) -> str:
@@ -143,7 +158,3 @@ def time_left(figures: Figures, total_steps: int) -> str:
     if seconds >= 3600:
         return f"{seconds / 3600:.1f} h"
     return time.strftime("%M:%S", time.gmtime(seconds))
-
-
-def _format(value: float | int | None, form: str) -> str:
-    return "-" if value is None else form.format(value)

@@ -39,6 +39,9 @@ class Source(Protocol):
     def poll(self) -> None:
         """Look after the environments. Called a few times a second; does not wait."""
 
+    def late(self) -> list[str]:
+        """Who keeps the learner waiting, for people."""
+
     def close(self) -> None: ...
 
 
@@ -86,6 +89,9 @@ class LocalEnvironments:
     def poll(self) -> None:
         if self._workers is not None:
             self._workers.poll()
+
+    def late(self) -> list[str]:
+        return [] if self._workers is None else self._workers.supervisor.late()
 
     def close(self) -> None:
         if self._workers is not None:
@@ -135,6 +141,9 @@ class RemoteEnvironments:
 
     def poll(self) -> None:
         self._gateways.poll()
+
+    def late(self) -> list[str]:
+        return self._gateways.late()
 
     def close(self) -> None:
         self._gateways.close()
@@ -187,6 +196,9 @@ class BothEnvironments:
                     raise
                 logger.error("%s", error)
                 self._working.remove(source)
+
+    def late(self) -> list[str]:
+        return [name for source in self._working for name in source.late()]
 
     def close(self) -> None:
         with ExitStack() as stack:  # all of them, whatever one may raise

@@ -41,9 +41,12 @@ class Run:
     def stop_requested(self) -> bool:
         return self._stop.signal is not None
 
-    def tick(self) -> None:
-        """Report and save if it is time. Call it a few times a second."""
-        self._reporter.update()
+    def tick(self, late: Callable[[], list[str]] = list) -> None:
+        """Report and save if it is time. Call it a few times a second.
+
+        `late()` names those that training waits for, if it does.
+        """
+        self._reporter.update(late)
         if time.monotonic() - self._saved_at > self._flags.checkpoint_interval_s:
             self._saved_at = time.monotonic()
             if not self._flags.disable_checkpoint:
