@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.helpers.training import (
+    ROOT,
     TIMEOUT_S,
     Training,
     fragile,
@@ -49,6 +50,17 @@ def test_pictures_are_learnt_with_the_defaults(beast, tmp_path):
 def test_memory_is_learnt_with_lstm(beast, tmp_path):
     steps = {"monobeast": "100000", "polybeast": "150000"}[beast]
     learn(beast, tmp_path, 0.9, "--env", "Memory", "--total_steps", steps, "--use_lstm")
+
+
+@pytest.mark.parametrize("action", ["int32", "float32"])
+def test_actions_and_states_of_any_dtype_are_learnt_from_and_played(beast, tmp_path, action):
+    args = ("--model", "tests.helpers.odd_agent:OddAgent", "--xpid", "run")
+    args += ("--use_lstm",) if action == "float32" else ()  # which it takes for its sign
+    result = run(beast, tmp_path, "--env", "Catch", "--total_steps", "3000", *args, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    played = run(beast, tmp_path, "--mode", "test", *args, "--num_episodes", "3", cwd=ROOT)
+    assert played.returncode == 0, played.stderr
+    assert "Mean return over 3 episodes" in played.stdout
 
 
 # --- They stop --------------------------------------------------------------------------------

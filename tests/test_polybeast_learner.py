@@ -301,6 +301,14 @@ def test_states_of_any_dtype_pass_through_inference():
     assert all(part.eq(1).all() for part in after)
 
 
+def test_each_gpu_has_made_the_weights_before_threads_read_them(monkeypatch):
+    waited_for = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited_for.append)
+    devices = [torch.device(name) for name in ("cuda:1", "cpu", "cuda:0")]
+    polybeast_learner.synchronize(*devices)
+    assert waited_for == [devices[0], devices[2]]
+
+
 def test_flags_may_be_any_object_that_has_some_of_them():
     class Flags:
         __slots__ = ("discounting", "learner_device")  # vars() does not work

@@ -331,6 +331,13 @@ def own_stream(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.stream(torch.cuda.Stream(device))
 
 
+def synchronize(*devices: torch.device) -> None:
+    """Wait until GPUs have made what this thread asked for: others have streams of their own."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
 # ---------------------------------------------------------------------------------- train and test
 
 
@@ -404,16 +411,15 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         initial_agent_state=initial_state,
     )
     learner.name_source = pool.name_source
+    actor_device = flags.find_device(flags.actor_device)
     actor_model = ActorModel(
         learner.model,
-        flags.find_device(flags.actor_device),
+        actor_device,
         learner.version,
         flags.compile,
         num_users=flags.num_inference_threads,
     )
-    if learner.device.type == "cuda" or flags.find_device(flags.actor_device).type == "cuda":
-        # Weights and the optimizer's state were made here; the threads have streams of their own.
-        torch.cuda.synchronize()
+    synchronize(learner.device, actor_device)
     finished = learner.finished
 
     def run_learner() -> None:

@@ -68,8 +68,16 @@ class Agent(nn.Module):
         The action is drawn from the policy; in eval mode it is the most likely one.
         """
         frame = inputs["frame"]
-        T, B = frame.shape[:2]
-        features = self.encoder(frame.flatten(0, 1))  # [T*B, ...] -> [T*B, F]
+        features = self.encoder(frame.flatten(0, 1)).float()  # [T*B, ...] -> [T*B, F]
+        # Under autocast, too: memory and heads are small, and what they lose the advantages lose.
+        with torch.autocast(features.device.type, enabled=False):
+            return self._decide(features, inputs, core_state)
+
+    def _decide(
+        self, features: Tensor, inputs: dict[str, Any], core_state: AgentState
+    ) -> tuple[AgentOutput, AgentState]:
+        """From what the encoder made of the frames to the agent's output."""
+        T, B = inputs["done"].shape
         seen = [features]
         if self._sees_reward:
             seen.append(inputs["reward"].clamp(-1, 1).flatten().unsqueeze(1))

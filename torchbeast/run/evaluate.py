@@ -56,7 +56,7 @@ def _play(
     while len(returns) < num_episodes:
         inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)
         output, state = model(inputs, state)
-        row = envs.step(as_output(output)["action"].numpy()[0])
+        row = envs.step(as_output(output)["action"][0].long().numpy())
         if video is not None:
             video.add()
         if row["done"][0] and row["episode_step"][0] > 0:

@@ -73,12 +73,21 @@ class ActorModel:
 def prepare_to_act(model: nn.Module) -> nn.Module:
     """Let dropout, batch normalisation and the like do as in evaluation.
 
-    PyTorch's own modules only: an agent's own `training` is what lets it draw its actions.
+    PyTorch's own modules and what is derived from them; not other modules, since an agent's own
+    `training` is what lets it draw its actions.
     """
     for module in model.modules():
-        if type(module).__module__.startswith("torch.nn."):
+        if any(_is_layer(kind) for kind in type(module).__mro__):
             module.training = False
     return model
+
+
+def _is_layer(kind: type) -> bool:
+    """Whether a class is a layer of PyTorch's, and not only something to build modules from."""
+    return kind.__module__.startswith("torch.nn.") and kind not in _CONTAINERS
+
+
+_CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
