@@ -63,6 +63,18 @@ def test_actions_and_states_of_any_dtype_are_learnt_from_and_played(beast, tmp_p
     assert "Mean return over 3 episodes" in played.stdout
 
 
+def test_a_models_own_loss_and_another_optimizer_are_learnt_with(beast, tmp_path):
+    args = ("--env", "Catch", "--total_steps", "20000", "--xpid", "run")
+    args += ("--optimizer", "adam", "--schedule", "constant", "--learning_rate", "0.001")
+    args += ("--model", "tests.helpers.loss_agent:LossAgent", "--log_interval_s", "0.2")
+    result = run(beast, tmp_path, *args, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    rows = read_logs(tmp_path / "run")
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx([0.001] * len(rows))
+    errors = [float(row["level_error"]) for row in rows if row["level_error"]]
+    assert 0 < errors[-1] < errors[0]
+
+
 # --- They stop --------------------------------------------------------------------------------
 
 

@@ -282,6 +282,100 @@ def test_flags_given_at_a_resume_hold():
     assert resumed.optimizer.param_groups[0]["lr"] == 0.0
 
 
+def test_the_learning_rate_may_stay_as_it_is():
+    learner = make_learner(dataclasses.replace(FLAGS, schedule="constant", total_steps=4 * T * B))
+    for _ in range(3):
+        learner.step(random_batch(), ())
+        assert learner.optimizer.param_groups[0]["lr"] == FLAGS.learning_rate
+
+
+OPTIMIZERS = {
+    "rmsprop": torch.optim.RMSprop,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_goes_on_after_a_resume_as_if_there_had_been_none(name):
+    flags = dataclasses.replace(FLAGS, optimizer=name, momentum=0.5, adam_epsilon=0.1)
+    learner = make_learner(flags)
+    assert type(learner.optimizer) is OPTIMIZERS[name]
+    learner.step(random_batch(0), ())
+    resumed = make_learner(flags)
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    for each in (learner, resumed):
+        each.step(random_batch(1), ())
+    before = make_learner(flags).model.parameters()
+    for ours, theirs, first in zip(
+        learner.model.parameters(), resumed.model.parameters(), before, strict=True
+    ):
+        assert torch.equal(ours, theirs)
+        assert not torch.equal(ours, first)
+    eps = learner.optimizer.param_groups[0].get("eps")
+    assert eps == {"rmsprop": 0.01, "adam": 0.1, "adamw": 0.1, "sgd": None}[name]
+
+
+def test_another_optimizer_after_a_resume_begins_anew_and_says_so(caplog):
+    learner = make_learner()
+    learner.step(random_batch(0), ())
+    state = copy.deepcopy(learner.state_dict())
+    resumed = make_learner(dataclasses.replace(FLAGS, optimizer="adam", learning_rate=0.1))
+    resumed.load_state_dict(state)
+    assert "written with --optimizer rmsprop; adam begins with a new state" in caplog.text
+    assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * (1 - T * B / 10_000))
+    resumed.step(random_batch(1), ())
+    assert resumed.version == 2
+    del state["optimizer"]  # as older checkpoints are
+    make_learner().load_state_dict(state)
+    assert caplog.text.count("begins with a new state") == 1
+
+
+class WithLosses(nn.Module):
+    """Has a loss for each row and one that is a number."""
+
+    def __init__(self, **losses):
+        super().__init__()
+        self.agent = make_model("mlp", (7,), A, use_lstm=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.losses = losses
+
+    def forward(self, inputs, state=()):
+        output, state = self.agent(inputs, state)
+        losses = {name: self.scale * loss for name, loss in self.losses.items()}
+        return {**output, "losses": losses}, state
+
+
+@pytest.mark.parametrize("num_rows", [T, T + 1])
+def test_a_models_own_losses_are_masked_added_and_logged(num_rows):
+    rows = torch.arange(1.0, num_rows * B + 1).view(num_rows, B)
+    learner = make_learner(model=WithLosses(number=torch.tensor(3.0), rows=rows))
+    batch = random_batch()
+    batch["truncated"][4, 1] = batch["done"][4, 1] = True  # so row 3 of column 1 teaches nothing
+    plain, _ = compute_loss(learner.model.agent, batch, (), FLAGS)
+    expected = sum(
+        rows[t, b].item() for t in range(T) for b in range(B) if not batch["truncated"][t + 1, b]
+    )
+    loss, metrics = compute_loss(learner.model, batch, (), FLAGS)
+    assert metrics["rows"].item() == 2 * expected
+    assert metrics["number"].item() == 6.0
+    assert loss.item() == pytest.approx(plain.item() + 2 * expected + 6.0)
+    learner.step(batch, ())
+    assert learner.stats.summary()["rows"] == 2 * expected
+    (gradient,) = torch.autograd.grad(compute_loss(learner.model, batch, (), FLAGS)[0],
+                                      learner.model.scale)  # fmt: skip
+    assert gradient.item() == pytest.approx(expected + 3.0)
+
+
+def test_a_models_own_losses_of_another_shape_or_name_get_one_sentence():
+    wrong = WithLosses(mine=torch.zeros(B))
+    with pytest.raises(ValueError, match=r"'mine' must be .* \[7, 3\] of them, got \[3\]"):
+        compute_loss(wrong, random_batch(), (), FLAGS)
+    with pytest.raises(ValueError, match="another name than 'pg_loss'"):
+        compute_loss(WithLosses(pg_loss=torch.tensor(0.0)), random_batch(), (), FLAGS)
+
+
 def test_rollouts_of_weights_too_old_are_dropped_and_counted():
     flags = dataclasses.replace(FLAGS, max_policy_lag=2)
     learner, fresh = make_learner(flags), make_learner()

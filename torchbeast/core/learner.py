@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from libtorchbeast.supervisor import RepeatFilter
 from torchbeast.core import losses, vtrace
 from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
+from torchbeast.core.optimizers import load_optimizer, make_optimizer
 from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
 from torchbeast.models import as_output
@@ -69,7 +70,7 @@ class Learner:
         self.optimizer = optimizer or make_optimizer(self.model, flags)
         # By steps taken, not by updates: exact whatever the batches held, also after a resume.
         self.scheduler = scheduler or torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda _: self._remaining()
+            self.optimizer, lambda _: self._rate_factor()
         )
 
     @property
@@ -175,49 +176,35 @@ class Learner:
         """All there is to go on from, under the names of TorchBeast's checkpoints."""
         return {
             "model_state_dict": self.model.state_dict(),
+            "optimizer": self.flags.optimizer,
             "optimizer_state_dict": self.optimizer.state_dict(),
             "scheduler_state_dict": self.scheduler.state_dict(),
             "stats": self.stats.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; another optimizer than it was begins with a state of its own."""
         self.model.load_state_dict(state["model_state_dict"])
         self.stats.load_state_dict(state["stats"])
-        self.optimizer.load_state_dict(state["optimizer_state_dict"])
         self.scheduler.load_state_dict(state["scheduler_state_dict"])
-        # What the flags say now holds, not what they said when the checkpoint was written.
         flags = self.flags
+        # What the flags say now holds, not what they said when the checkpoint was written.
         self.scheduler.base_lrs = [flags.learning_rate]
-        for group in self.optimizer.param_groups:
-            group.update(
-                alpha=flags.alpha,
-                momentum=flags.momentum,
-                eps=flags.epsilon,
-                lr=flags.learning_rate * self._remaining(),
-                initial_lr=flags.learning_rate,
-            )
-            for parameter in group["params"]:
-                if flags.momentum > 0:
-                    buffer = torch.zeros_like(parameter)
-                    self.optimizer.state[parameter].setdefault("momentum_buffer", buffer)
+        optimizer_state = state["optimizer_state_dict"]
+        if (before := state.get("optimizer", "rmsprop")) != flags.optimizer:
+            logger.warning(
+                "The checkpoint was written with --optimizer %s; %s begins with a new state.",
+                before, flags.optimizer,
+            )  # fmt: skip
+            optimizer_state = self.optimizer.state_dict()
+        lr = flags.learning_rate * self._rate_factor()
+        load_optimizer(self.optimizer, optimizer_state, flags, lr)
 
-    def _remaining(self) -> float:
-        """The part of the training that is still to come."""
+    def _rate_factor(self) -> float:
+        """What the learning rate is multiplied by: the part of the training still to come."""
+        if self.flags.schedule == "constant":
+            return 1.0
         return max(0.0, 1.0 - self.stats.step / self.flags.total_steps)
-
-
-def make_optimizer(model: nn.Module, flags: Settings) -> torch.optim.RMSprop:
-    """RMSProp as the flags say."""
-    optimizer = torch.optim.RMSprop(
-        model.parameters(),
-        lr=flags.learning_rate,
-        alpha=flags.alpha,
-        momentum=flags.momentum,
-        eps=flags.epsilon,
-        foreach=True,  # on CPU, too: two thirds of the time
-    )
-    start_gently(optimizer)
-    return optimizer
 
 
 def policy_lag(batch: Batch, version: int) -> Tensor:
@@ -244,27 +231,14 @@ def restore(buffers: list[tuple[Tensor, Tensor]]) -> None:
         buffer.copy_(saved)
 
 
-def start_gently(optimizer: torch.optim.RMSprop) -> None:
-    """Begin RMSProp's mean of squares at 1, as the implementation behind the paper's settings does.
-
-    PyTorch begins at 0, which makes the first steps ten times the learning rate for every weight:
-    enough to switch off all units of a layer for good.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state = {"step": torch.tensor(0.0), "square_avg": torch.ones_like(parameter)}
-            if group["momentum"] > 0:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            optimizer.state[parameter] = state
-
-
 def compute_loss(
     model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...], flags: Settings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """IMPALA's loss of a batch and what to report about it."""
+    """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it."""
     with autocast(batch["done"].device, flags.autocast):
         output, _ = model(batch, initial_state)
     output = as_output(output)
+    auxiliary = output.get("losses", {})
     output = {name: output[name].float() for name in ("policy_logits", "baseline")}
     T = len(batch["reward"]) - 1
     # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.
@@ -291,7 +265,8 @@ def compute_loss(
     pg_loss = losses.compute_policy_gradient_loss(logits, actions, targets.pg_advantages)
     baseline_loss = flags.baseline_cost * losses.compute_baseline_loss(targets.vs - values)
     entropy_loss = flags.entropy_cost * losses.compute_entropy_loss(logits, mask)
-    total_loss = pg_loss + baseline_loss + entropy_loss
+    auxiliary_losses = losses.sum_auxiliary(auxiliary, mask)
+    total_loss = pg_loss + baseline_loss + entropy_loss + sum(auxiliary_losses.values())
 
     clipped = targets.log_rhos[mask] > math.log(flags.clip_rho_threshold)
     metrics = {
@@ -302,7 +277,9 @@ def compute_loss(
         "clipped_rho_fraction": clipped.float().mean(),
         "explained_variance": explained_variance(values.detach()[mask], targets.vs[mask]),
     }
-    return total_loss, metrics
+    if taken := [name for name in auxiliary_losses if name in metrics]:
+        raise ValueError(f"A model's own loss needs another name than {taken[0]!r}.")
+    return total_loss, {**metrics, **auxiliary_losses}
 
 
 def autocast(device: torch.device, dtype: str) -> torch.autocast:

@@ -32,6 +32,26 @@ def compute_policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Te
     return torch.sum(cross_entropy.view_as(advantages) * advantages.detach())
 
 
+def sum_auxiliary(losses: dict[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """The losses that a model returned with its output, each one number, weighted by the model.
+
+    A loss is a number, or one for each row, [T+1, B] or [T, B]; `mask` [T, B] says which rows are
+    learnt from. Row T does not count: it is row 0 of the next rollout.
+    """
+    sums = {}
+    for name, loss in losses.items():
+        T, B = mask.shape
+        if loss.dim() > 0:
+            if tuple(loss.shape) not in ((T, B), (T + 1, B)):
+                raise ValueError(
+                    f"The model's loss {name!r} must be one number or [T+1, B] = [{T + 1}, {B}] of "
+                    f"them, got {list(loss.shape)}."
+                )
+            loss = loss[:T].masked_fill(~mask, 0.0).sum()
+        sums[name] = loss.float()
+    return sums
+
+
 def clip_reward(reward: Tensor, how: str) -> Tensor:
     """The reward that is learnt from; what is reported is always the environment's own."""
     if how == "abs_one":

@@ -40,15 +40,23 @@ class Settings:
     vtrace_lambda: float = 0.95
     """Multiplies c; the paper has 1, less trusts the baseline more."""
 
-    # The optimizer: RMSProp, its learning rate going linearly to 0 at total_steps.
+    # The optimizer.
+    optimizer: Literal["rmsprop", "adam", "adamw", "sgd"] = "rmsprop"
+    """The paper's is rmsprop."""
+    schedule: Literal["linear", "constant"] = "linear"
+    """Of the learning rate: linear goes to 0 at total_steps."""
     learning_rate: float = 0.0006
     """At the start; it decays to 0 at total_steps."""
     alpha: float = 0.99
     """RMSProp's smoothing."""
     momentum: float = 0.0
-    """RMSProp's momentum."""
+    """RMSProp's and SGD's momentum."""
     epsilon: float = 0.01
     """RMSProp's epsilon."""
+    adam_epsilon: float = 1e-5
+    """Adam's and AdamW's epsilon."""
+    weight_decay: float = 0.01
+    """AdamW's."""
     grad_norm_clipping: float = 40.0
     """Clip of the gradient's global norm."""
 

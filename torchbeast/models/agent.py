@@ -16,8 +16,11 @@ AgentOutput = dict[str, Tensor]
 AgentState = tuple[Tensor, ...]
 
 
-def as_output(output: Any) -> AgentOutput:
-    """What a model answered, by name; models written for TorchBeast answer with a tuple."""
+def as_output(output: Any) -> dict[str, Any]:
+    """What a model answered, by name; models written for TorchBeast answer with a tuple.
+
+    Besides what `Agent` answers there may be `losses`, by name, to be added to the loss.
+    """
     if isinstance(output, dict):
         return output
     return dict(zip(("action", "policy_logits", "baseline"), output, strict=True))

@@ -82,7 +82,14 @@ class TrainingFlags(Settings, EnvOptions):
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
         self.require_positive(*_POSITIVE)
-        for name in ("seed", "noop_max", "entropy_cost", "baseline_cost", "max_policy_lag"):
+        for name in (
+            "seed",
+            "noop_max",
+            "entropy_cost",
+            "baseline_cost",
+            "max_policy_lag",
+            "weight_decay",
+        ):
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}.")
         for name in _FRACTIONS:
@@ -110,6 +117,7 @@ _POSITIVE = (
     "num_episodes",
     "learning_rate",
     "epsilon",
+    "adam_epsilon",
     "grad_norm_clipping",
     "clip_rho_threshold",
     "clip_pg_rho_threshold",

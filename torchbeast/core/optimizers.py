@@ -1,0 +1,69 @@
+"""The optimizers by name, each set up as the settings say, at the start and after a resume."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchbeast.core.settings import Settings
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """The optimizer that the settings name."""
+    kinds: dict[str, Any] = {
+        "rmsprop": torch.optim.RMSprop,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+    }
+    options = {"lr": settings.learning_rate, **options_of(settings)}
+    # On CPU, too: two thirds of the time.
+    optimizer: torch.optim.Optimizer = kinds[settings.optimizer](
+        model.parameters(), foreach=True, **options
+    )
+    if isinstance(optimizer, torch.optim.RMSprop):
+        start_gently(optimizer)
+    return optimizer
+
+
+def options_of(settings: Settings) -> dict[str, Any]:
+    """What the settings say for their optimizer, besides the learning rate."""
+    if settings.optimizer == "rmsprop":
+        return {
+            "alpha": settings.alpha,
+            "momentum": settings.momentum,
+            "eps": settings.epsilon,
+        }
+    if settings.optimizer == "sgd":
+        return {"momentum": settings.momentum}
+    options = {"eps": settings.adam_epsilon}
+    if settings.optimizer == "adamw":
+        options["weight_decay"] = settings.weight_decay
+    return options
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], settings: Settings, lr: float
+) -> None:
+    """Go on from `state`, with what the settings say now and not when it was written."""
+    optimizer.load_state_dict(state)
+    for group in optimizer.param_groups:
+        group.update(**options_of(settings), lr=lr, initial_lr=settings.learning_rate)
+        if settings.optimizer == "rmsprop" and settings.momentum > 0:
+            for parameter in group["params"]:
+                buffer = torch.zeros_like(parameter)
+                optimizer.state[parameter].setdefault("momentum_buffer", buffer)
+
+
+def start_gently(optimizer: torch.optim.RMSprop) -> None:
+    """Begin RMSProp's mean of squares at 1, as the implementation behind the paper's settings does.
+
+    PyTorch begins at 0, which makes the first steps ten times the learning rate for every weight:
+    enough to switch off all units of a layer for good.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = {"step": torch.tensor(0.0), "square_avg": torch.ones_like(parameter)}
+            if group["momentum"] > 0:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            optimizer.state[parameter] = state
