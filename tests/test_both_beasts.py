@@ -6,6 +6,7 @@ import signal
 
 import psutil
 import pytest
+import torch
 
 from tests.helpers.training import (
     ROOT,
@@ -73,6 +74,21 @@ def test_a_models_own_loss_and_another_optimizer_are_learnt_with(beast, tmp_path
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([0.001] * len(rows))
     errors = [float(row["level_error"]) for row in rows if row["level_error"]]
     assert 0 < errors[-1] < errors[0]
+
+
+def test_normalised_observations_and_rewards_are_kept_and_played_with(beast, tmp_path):
+    args = ("--env", "CartPole-v1", "--xpid", "run", "--total_steps")
+    flags = ("--normalize_observations", "--normalize_rewards")
+    for total in (2000, 4000):  # the second time with the flags of the first
+        result = run(beast, tmp_path, *args, str(total), *flags)
+        assert result.returncode == 0, result.stderr
+        saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)
+        counts = [saved["model_state_dict"]["moments.0.count"],
+                  saved["reward_scale"]["moments.count"]]  # fmt: skip
+        assert counts == [saved["stats"]["step"]] * 2
+        flags = ()
+    played = run(beast, tmp_path, "--mode", "test", "--xpid", "run", "--num_episodes", "2")
+    assert played.returncode == 0, played.stderr
 
 
 # --- They stop --------------------------------------------------------------------------------

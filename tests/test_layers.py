@@ -37,7 +37,7 @@ ALLOWED = {
     "libtorchbeast": {"nest", "torch"},
     "torchbeast/errors.py": set(),
     "torchbeast/envs": {"torchbeast.errors", *PURE},
-    "torchbeast/models": {"torchbeast.errors", "torch"},
+    "torchbeast/models": {"torchbeast.errors", "torch", "libtorchbeast.tree"},
     "torchbeast/core": {
         "torchbeast.errors",
         "torchbeast.envs",

@@ -398,7 +398,9 @@ def make_group(flags: TrainingFlags, num_envs: int, seed: int) -> Group:
 def build_model(flags: TrainingFlags, row: Row, num_actions: int) -> nn.Module:
     """The agent for an environment that gives such rows."""
     frame_shape = map_tree(lambda x: tuple(x.shape[1:]), row["frame"])
-    return make_model(flags.model, frame_shape, num_actions, flags.use_lstm)
+    return make_model(
+        flags.model, frame_shape, num_actions, flags.use_lstm, flags.normalize_observations
+    )
 
 
 def initial_state(model: nn.Module, batch_size: int) -> AgentState:

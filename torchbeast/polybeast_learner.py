@@ -356,7 +356,9 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
 def build_model(flags: Flags, spec: Spec, num_actions: int) -> nn.Module:
     """The agent for such environments."""
     frame_shape = nest.map(lambda leaf: leaf.shape, spec.observation)
-    return make_model(flags.model, frame_shape, num_actions, flags.use_lstm)
+    return make_model(
+        flags.model, frame_shape, num_actions, flags.use_lstm, flags.normalize_observations
+    )
 
 
 def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open_source) -> int:

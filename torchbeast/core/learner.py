@@ -16,9 +16,10 @@ from libtorchbeast.supervisor import RepeatFilter
 from torchbeast.core import losses, vtrace
 from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
 from torchbeast.core.optimizers import load_optimizer, make_optimizer
+from torchbeast.core.reward_scale import RewardScale
 from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
-from torchbeast.models import as_output
+from torchbeast.models import NormalizedObservations, as_output
 
 Batch = dict[str, Any]
 """Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
@@ -67,6 +68,9 @@ class Learner:
         self._skipped_in_a_row = 0
         self._last_culprits = ""
         self._repeats = RepeatFilter()
+        self._reward_scale = (
+            RewardScale(flags.discounting).to(device) if flags.normalize_rewards else None
+        )
         self.optimizer = optimizer or make_optimizer(self.model, flags)
         # By steps taken, not by updates: exact whatever the batches held, also after a resume.
         self.scheduler = scheduler or torch.optim.lr_scheduler.LambdaLR(
@@ -106,18 +110,18 @@ class Learner:
             self.stats.count("dropped_rollouts", dropped)
         if batch["truncated"][1:].all():
             return
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        restore = self._remember_buffers()
         metrics = self._find_gradient(batch, initial_state, lag)
         if not math.isfinite(metrics["grad_norm"]):
-            restore(buffers)
+            restore()
             culprits = self._find_culprits(batch, initial_state)
-            restore(buffers)
+            restore()
             kept = [i for i in range(lag.shape[1]) if i not in culprits]
             batch, initial_state, lag = pick_columns((batch, initial_state, lag), kept)
             if culprits and not batch["truncated"][1:].all():
                 metrics = self._find_gradient(batch, initial_state, lag)
         if not math.isfinite(metrics["grad_norm"]):
-            restore(buffers)
+            restore()
             self._skip()
             return
         self._skipped_in_a_row = 0
@@ -130,8 +134,14 @@ class Learner:
         self, batch: Batch, initial_state: tuple[Tensor, ...], lag: Tensor
     ) -> dict[str, float]:
         """The gradient of a batch, clipped; returns what to report about it."""
-        loss, metrics = compute_loss(self._wrapped, batch, initial_state, self.flags)
         truncated = batch["truncated"][1:]
+        rewards = clip_rewards(batch, self.flags)
+        if isinstance(self.model, NormalizedObservations):
+            self.model.observe(batch["frame"], ~truncated)
+        if self._reward_scale is not None:
+            self._reward_scale.observe(rewards, batch)
+            rewards = self._reward_scale.scale(rewards)
+        loss, metrics = compute_loss(self._wrapped, batch, initial_state, self.flags, rewards)
         metrics["policy_lag"] = lag.masked_fill(truncated, 0).sum() / (~truncated).sum()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -160,6 +170,21 @@ class Learner:
             logger.warning("%s: %s.", text, self._last_culprits)
         return culprits
 
+    def _remember_buffers(self) -> Callable[[], None]:
+        """Returns a function that puts back what forward passes change, such as running means."""
+        scale = self._reward_scale
+        modules = [self.model] if scale is None else [self.model, scale]
+        saved = [(b, b.clone()) for module in modules for b in module.buffers()]
+        returns = scale.snapshot() if scale is not None else {}
+
+        def restore() -> None:
+            for buffer, value in saved:
+                buffer.copy_(value)
+            if scale is not None:
+                scale.restore(returns)
+
+        return restore
+
     def _skip(self) -> None:
         """Count an update that cannot be made; FloatingPointError if it goes on like this."""
         self.stats.count("skipped_updates", 1)
@@ -180,12 +205,15 @@ class Learner:
             "optimizer_state_dict": self.optimizer.state_dict(),
             "scheduler_state_dict": self.scheduler.state_dict(),
             "stats": self.stats.state_dict(),
+            **({"reward_scale": scale.state_dict()} if (scale := self._reward_scale) else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; another optimizer than it was begins with a state of its own."""
         self.model.load_state_dict(state["model_state_dict"])
         self.stats.load_state_dict(state["stats"])
+        if self._reward_scale is not None and "reward_scale" in state:
+            self._reward_scale.load_state_dict(state["reward_scale"])
         self.scheduler.load_state_dict(state["scheduler_state_dict"])
         flags = self.flags
         # What the flags say now holds, not what they said when the checkpoint was written.
@@ -225,16 +253,22 @@ def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
     return int(is_old.sum())
 
 
-def restore(buffers: list[tuple[Tensor, Tensor]]) -> None:
-    """Put back what forward passes changed, such as the means of batch normalisation."""
-    for buffer, saved in buffers:
-        buffer.copy_(saved)
+def clip_rewards(batch: Batch, flags: Settings) -> Tensor:
+    """The rewards [T, B] of a batch's transitions, which lead from row t to row t + 1."""
+    return losses.clip_reward(batch["reward"][1:], flags.reward_clipping)
 
 
 def compute_loss(
-    model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...], flags: Settings
+    model: nn.Module,
+    batch: Batch,
+    initial_state: tuple[Tensor, ...],
+    flags: Settings,
+    rewards: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it."""
+    """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it.
+
+    `rewards` [T, B] are those to learn from; None: the batch's, clipped.
+    """
     with autocast(batch["done"].device, flags.autocast):
         output, _ = model(batch, initial_state)
     output = as_output(output)
@@ -242,7 +276,7 @@ def compute_loss(
     output = {name: output[name].float() for name in ("policy_logits", "baseline")}
     T = len(batch["reward"]) - 1
     # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.
-    rewards = losses.clip_reward(batch["reward"][1:], flags.reward_clipping)
+    rewards = clip_rewards(batch, flags) if rewards is None else rewards
     discounts = flags.discounting * (~batch["done"][1:]).float()
     mask = ~batch["truncated"][1:]
     logits, values = output["policy_logits"][:T], output["baseline"][:T]

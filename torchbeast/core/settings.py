@@ -31,6 +31,10 @@ class Settings:
     """Gamma."""
     reward_clipping: Literal["abs_one", "soft_asymmetric", "none"] = "abs_one"
     """How rewards are clipped before they are learnt from."""
+    normalize_rewards: bool = False
+    """Divide what is left of them by the running deviation of the discounted return."""
+    normalize_observations: bool = False
+    """Show the agent floats at a running mean of 0 and deviation of 1; integers as they are."""
     clip_rho_threshold: float = 1.0
     """Rho-bar: clip of the importance weights in V-trace's targets."""
     clip_pg_rho_threshold: float = 1.0

@@ -2,5 +2,14 @@
 
 from torchbeast.models.agent import Agent, AgentOutput, AgentState, as_output
 from torchbeast.models.factory import check_model, make_model
+from torchbeast.models.normalization import NormalizedObservations
 
-__all__ = ["Agent", "AgentOutput", "AgentState", "as_output", "check_model", "make_model"]
+__all__ = [
+    "Agent",
+    "AgentOutput",
+    "AgentState",
+    "NormalizedObservations",
+    "as_output",
+    "check_model",
+    "make_model",
+]

@@ -8,18 +8,31 @@ from torch import nn
 from torchbeast.errors import UsageError
 from torchbeast.models.agent import Agent
 from torchbeast.models.encoders import ENCODERS
+from torchbeast.models.normalization import NormalizedObservations
 
 MIN_IMAGE_SIDE = 36  # smaller boards are left to the MLP
 
 
-def make_model(name: str, frame_shape: Any, num_actions: int, use_lstm: bool) -> nn.Module:
+def make_model(
+    name: str,
+    frame_shape: Any,
+    num_actions: int,
+    use_lstm: bool,
+    normalize_observations: bool = False,
+) -> nn.Module:
     """An agent for frames of this shape.
 
     Args:
         name: auto, shallow, deep, mlp, or `package.module:Class` for one's own, which is called
-            with the other three arguments and behaves as `Agent` does.
+            with the next three arguments and behaves as `Agent` does.
         frame_shape: of one frame, without time and batch (a tree of shapes for tree observations).
+        normalize_observations: show it frames at a running mean of 0 and deviation of 1.
     """
+    agent = _make_agent(name, frame_shape, num_actions, use_lstm)
+    return NormalizedObservations(agent, frame_shape) if normalize_observations else agent
+
+
+def _make_agent(name: str, frame_shape: Any, num_actions: int, use_lstm: bool) -> nn.Module:
     if ":" in name:
         return _import_model(name)(frame_shape, num_actions, use_lstm)
     if not _is_shape(frame_shape):

@@ -88,7 +88,7 @@ def resume(path: Path, learner: Learner, flags: TrainingFlags) -> dict[str, Any]
 
 
 def _check_same_agent(path: Path, saved: dict[str, Any], flags: TrainingFlags) -> None:
-    for name in ("env", "model", "use_lstm"):
+    for name in ("env", "model", "use_lstm", "normalize_observations"):
         if saved.get(name, getattr(flags, name)) != getattr(flags, name):
             raise UsageError(
                 f"{path} was trained with --{name} {saved[name]}, got {getattr(flags, name)}; "

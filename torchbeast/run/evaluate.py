@@ -32,7 +32,9 @@ def evaluate(flags: TrainingFlags) -> list[float]:
     try:
         row = envs.reset()
         frame_shape = map_tree(lambda array: tuple(array.shape[1:]), row["frame"])
-        model = make_model(flags.model, frame_shape, envs.num_actions, flags.use_lstm)
+        model = make_model(
+            flags.model, frame_shape, envs.num_actions, flags.use_lstm, flags.normalize_observations
+        )
         remedy = "leave out --env to play what it was trained on"
         checkpoint.load_model(path, contents, model, flags.env, remedy)
         model.eval()

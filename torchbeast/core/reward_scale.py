@@ -1,0 +1,78 @@
+"""Rewards divided by the running deviation of the discounted return, for the learner.
+
+    R[t] = reward[t] + gamma * R[t-1], from 0 at the start of an episode
+
+is followed through each environment's rollouts, one after the other. Its variance over all steps so
+far says how large rewards are, given how far the agent looks ahead. What is reported, and the
+reward that the agent sees, are the environment's own.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.vtrace import suffix_scan
+from torchbeast.models.normalization import MAX_NORMALIZED, RunningMoments
+
+MAX_ENVIRONMENTS = 100_000  # whose return is kept; environments from elsewhere come and go
+
+
+class RewardScale(nn.Module):
+    """The moments of R, and R itself at the last row of each environment's newest rollout."""
+
+    def __init__(self, discounting: float) -> None:
+        super().__init__()
+        self.moments = RunningMoments()
+        self._discounting = discounting
+        self._returns: dict[int, float] = {}  # by the environment's number
+
+    def snapshot(self) -> dict[int, float]:
+        return dict(self._returns)
+
+    def restore(self, snapshot: dict[int, float]) -> None:
+        self._returns = dict(snapshot)
+
+    def scale(self, rewards: Tensor) -> Tensor:
+        """The rewards that are learnt from."""
+        deviation = self.moments.deviation.to(rewards.dtype)
+        return (rewards / deviation).clamp(-MAX_NORMALIZED, MAX_NORMALIZED)
+
+    @torch.no_grad()
+    def observe(self, rewards: Tensor, batch: dict[str, Any]) -> None:
+        """Take in the rewards [T, B] of a batch's transitions.
+
+        Without a `source` in the batch nobody knows which rollouts follow each other; each then
+        begins at 0, and the deviation is too small if episodes are longer than rollouts.
+        """
+        # A transition that did not happen has no reward and takes no time.
+        truncated, starts = batch["truncated"][1:], batch["done"][:-1]
+        gains = rewards.double().masked_fill(truncated, 0.0)
+        decays = torch.full_like(gains, self._discounting).masked_fill(truncated, 1.0)
+        decays.masked_fill_(starts, 0.0)
+        returns = gains
+        for sources, columns in _in_turn(batch):
+            if sources:
+                before = [self._returns.pop(source, 0.0) for source in sources]
+                gains[0, columns] += decays[0, columns] * gains.new_tensor(before)
+            # x[t] from x[t+1], as V-trace has it, of rows in the opposite order.
+            reverse = suffix_scan(decays[:, columns].flip(0), gains[:, columns].flip(0))
+            returns[:, columns] = reverse.flip(0)
+            self._returns.update(zip(sources, returns[-1, columns].tolist(), strict=False))
+        self.moments.add(returns[~truncated])
+        while len(self._returns) > MAX_ENVIRONMENTS:
+            self._returns.pop(next(iter(self._returns)))  # whose last rollout is the oldest
+
+
+def _in_turn(batch: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Environments and their columns; one that is in the batch again is in the next pair."""
+    if "source" not in batch:
+        return [([], list(range(batch["done"].shape[1])))]
+    source = batch["source"]
+    turns: list[dict[int, int]] = []
+    for column, number in enumerate((source if source.dim() == 1 else source[0]).tolist()):
+        free = next((turn for turn in turns if number not in turn), None)
+        if free is None:
+            turns.append(free := {})
+        free[number] = column
+    return [(list(turn), list(turn.values())) for turn in turns]
