@@ -22,11 +22,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from libtorchbeast.environments import Group, describe_failure, make_environments
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import CANNOT_WORK
+from libtorchbeast.tree import leaves_of
+
+
+class BadAnswer(Exception):
+    """What came from an agent breaks a rule, and reaches no environment."""
 
 
 class Link(Protocol):
@@ -42,12 +49,34 @@ async def play(
     beat: Callable[[], None] = lambda: None,
     knows_truncation: bool = True,
 ) -> None:
-    """Step a group with an agent's actions, until the link ends. `beat` says that it goes on."""
+    """Step a group with an agent's actions, until the link ends. `beat` says that it goes on.
+
+    `BadAnswer` if an action is none of the environments'; they keep their episodes.
+    """
+    check = ActionCheck(group.spec.action, group.num_actions)
     row = group.start()
     while True:
         actions = await link.show(row if knows_truncation else without_truncation(row))
+        check(actions)
         row = group.step(actions)
         beat()
+
+
+class ActionCheck:
+    """Whether numbers are actions of some environments. Links see to dtypes and shapes."""
+
+    def __init__(self, spec: Any, num_actions: int) -> None:
+        """`num_actions` is 0 if actions are not numbers from 0 on."""
+        self._num_actions = num_actions
+        self._has_floats = any(np.dtype(leaf.dtype).kind == "f" for _, leaf in leaves_of(spec))
+
+    def __call__(self, actions: Any) -> None:
+        # Seen as unsigned numbers, negative ones are too large: one look finds both.
+        if self._num_actions and actions.view(np.uint64).max() >= self._num_actions:
+            bad = next(int(a) for a in actions.flat if not 0 <= a < self._num_actions)
+            raise BadAnswer(f"An action must be from 0 to {self._num_actions - 1}, got {bad}.")
+        if self._has_floats and not all(np.isfinite(a).all() for _, a in leaves_of(actions)):
+            raise BadAnswer("The numbers of an action must be finite, got one that is not.")
 
 
 @dataclass(frozen=True)

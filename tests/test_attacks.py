@@ -1,12 +1,26 @@
 """Attacks, each as somebody with bad intentions would make it; who plays beside them goes on."""
 
+import contextlib
+import functools
+import json
+from typing import ClassVar
+
+import numpy as np
 import pytest
 
+import torchbeast
+from libtorchbeast.local_socket import JsonSocket
+from libtorchbeast.rpc import env_pb2 as pb
+from libtorchbeast.rpc.address import Address, dial_unix
+from libtorchbeast.rpc.handshake import Greeting
+from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
 from libtorchbeast.rpc.security import Security
-from tests.helpers.attacks import FakeProxy, under_attack
+from tests.helpers.attacks import FakeProxy, fake_learner, fake_local_learner, under_attack
 from tests.helpers.certificates import write_secret
-from tests.helpers.remote import check_rollouts, learner, serving
+from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
+from tests.helpers.remote import check_rollouts, client, learner, serving
 from tests.helpers.threads import wait_until
+from tests.test_rpc_bad_peers import talk
 from tests.test_rpc_security import try_to_play
 
 
@@ -26,6 +40,13 @@ def proxy(monkeypatch):
         yield proxy
 
 
+@pytest.fixture
+def soon(monkeypatch):
+    """Environments that are refused ask again at once: the length of the pause is not the point."""
+    monkeypatch.setattr("libtorchbeast.rpc.env_client.REFUSED_S", 0.05)
+    monkeypatch.setattr("libtorchbeast.rpc.env_client.MAX_REFUSED_S", 0.1)
+
+
 # ------------------------------------------------------------------------------ without the token
 
 
@@ -38,10 +59,11 @@ def test_a_proxy_of_the_environment_gets_nothing_of_a_loopback_connection(token,
 
 
 def test_a_proxy_gets_nothing_when_the_learner_dials(token, proxy):
-    with serving("127.0.0.1:0", security=token) as server:
-        wait_until(lambda: not server.server_address.endswith(":0"))
-        with learner(server_addresses=[server.server_address], security=token) as it:
-            it.wait_for_rollouts(3)
+    with (
+        serving("127.0.0.1:0", security=token) as server,
+        learner(server_addresses=[server.server_address], security=token) as it,
+    ):
+        it.wait_for_rollouts(3)
     check_rollouts(it.rollouts, it.unroll_length)
     assert proxy.received == []
 
@@ -53,3 +75,186 @@ def test_without_tls_no_token_leaves_the_machine(token):
             check("192.0.2.7:4242")
         check("127.0.0.1:4242")
         check("unix:/tmp/socket")
+
+
+# ------------------------------------------------------------------------- a learner that attacks
+
+
+class Recording(Counting):
+    """Keeps the actions that reach it."""
+
+    made: ClassVar[list[int]] = []
+    taken: ClassVar[list[int]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.made.append(self.id)
+
+    def step(self, action):
+        self.taken.append(int(action))
+        return super().step(action)
+
+
+@pytest.fixture
+def recorded():
+    Recording.made.clear()
+    Recording.taken.clear()
+    return Recording
+
+
+def address_of(kind, tmp_path):
+    return "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/socket"
+
+
+def greet(address, greeting):
+    """What a server answers to a learner's first words."""
+    if not address.startswith("unix:"):
+        return talk(address, [encode_greeting(greeting)], ENVIRONMENTS_METHOD)[1:]
+    host = JsonSocket(dial_unix(Address.parse(address).path))
+    try:
+        host.send("greeting", **greeting.to_json())
+        said = []
+        wait_until(lambda: bool(said.append(host.next()) or said[-1]))
+        return said[-1].get("code", said[-1]["kind"]), said[-1].get("text")
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_server_makes_no_more_groups_than_it_offers(kind, token, tmp_path, recorded):
+    options = {"env_class": recorded, "num_streams": 2, "security": token}
+    with serving(address_of(kind, tmp_path), **options) as server:
+        with learner(server_addresses=[server.server_address], security=token) as it:
+            it.wait_for_streams(2)
+            for _ in range(10):
+                code, text = greet(server.server_address, Greeting("greedy", "secret"))
+                assert code == "UNAVAILABLE"
+                assert "has 2 group(s) of environments, and all are in use; wait." in text
+            it.wait_for_rollouts(5)
+            assert len(recorded.made) == 4, "two groups of two"
+        check_rollouts(it.rollouts, it.unroll_length)
+        with learner(server_addresses=[server.server_address], security=token) as it:
+            it.wait_for_streams(2)  # their places are free again
+
+
+@pytest.mark.parametrize("bad", [NUM_ACTIONS, -1, 2**62])
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_an_action_outside_the_space_reaches_no_environment_that_listens(
+    kind, bad, tmp_path, recorded, caplog
+):
+    sentence = f"are of no use: An action must be from 0 to 4, got {bad}."
+    with serving(address_of(kind, tmp_path), env_class=recorded) as server:
+        address = [server.server_address]
+        with learner(server_addresses=address, agent=lambda count: 0 * count + bad):
+            wait_until(lambda: sentence in caplog.text)
+        assert recorded.taken == []
+        with learner(server_addresses=address) as it:
+            it.wait_for_rollouts(3)
+        check_rollouts(it.rollouts, it.unroll_length)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_an_action_outside_the_space_reaches_no_environment_that_dials(
+    kind, tmp_path, recorded, caplog, soon
+):
+    sentence = f"An action must be from 0 to {NUM_ACTIONS - 1}, got {NUM_ACTIONS}."
+    with contextlib.ExitStack() as stack:
+        listen = [address_of(kind, tmp_path)]
+        bad = stack.enter_context(learner(listen=listen, agent=lambda count: 0 * count + 5))
+        stack.enter_context(client(bad.address, make=lambda: counting_group(1, recorded)))
+        wait_until(lambda: f"makes no sense: {sentence}" in caplog.text)  # the client's word
+        by_learner = "raised:\n" if kind == "tcp" else "Environments were refused: "
+        wait_until(lambda: by_learner + sentence in caplog.text)
+        assert recorded.taken == []
+        bad.close()
+        with learner(listen=[bad.address]) as it:
+            it.wait_for_rollouts(3)
+        assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]], "the same environment"
+        check_rollouts(it.rollouts, it.unroll_length)
+
+
+GREETING = Greeting("learner")
+OTHER_VERSION = {**GREETING.to_json(), "version": 99}
+
+
+def encoded(**changes):
+    message = pb.AgentMessage.FromString(encode_greeting(GREETING))
+    for name, value in changes.items():
+        setattr(message.greeting, name, value)
+    return message.SerializeToString()
+
+
+def as_json(values):
+    text = json.dumps(values).encode()
+    return len(text).to_bytes(4, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "why"),
+    [
+        ("tcp", [b"\xff" * 9], "Expected an AgentMessage"),
+        ("tcp", [encoded(version=99)], "the other version 99; install the same version"),
+        ("tcp", [encode_greeting(GREETING), b"\xff" * 9], "Expected an AgentMessage"),
+        ("tcp", [encode_greeting(GREETING)] * 2, "Expected Actions, got greeting"),
+        ("unix", [as_json({"kind": "greeting", "version": []})], "That is no Greeting"),
+        ("unix", [as_json({"kind": "greeting", **OTHER_VERSION})], "the other version 99"),
+    ],
+    ids=["malformed", "version", "malformed_actions", "greets_again", "local", "local_version"],
+)
+def test_environments_wait_for_a_learner_that_makes_sense(
+    kind, answer, why, tmp_path, recorded, caplog, soon
+):
+    """The process lives on, and so do its environments and their episodes."""
+    fake = fake_learner(answer) if kind == "tcp" else fake_local_learner(tmp_path, answer)
+    with contextlib.ExitStack() as stack:
+        with fake as address:
+            make = functools.partial(counting_group, 1, recorded)
+            stack.enter_context(client(address, make=make))
+            wait_until(lambda: why in caplog.text)
+            assert f"The learner at {address} makes no sense: " in caplog.text
+        with learner(listen=[address]) as it:
+            it.wait_for_rollouts(3)
+        assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]]
+    check_rollouts(it.rollouts, it.unroll_length)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_environments_wait_while_a_wrong_first_client_has_decided(
+    kind, tmp_path, recorded, caplog, soon
+):
+    with contextlib.ExitStack() as stack:
+        with learner(listen=[address_of(kind, tmp_path)]) as wrong:
+            address = wrong.address
+            with torchbeast.connect(address, num_actions=3) as other:
+                other.step(np.zeros(2, np.uint8))
+                make = functools.partial(counting_group, 1, recorded)
+                stack.enter_context(client(address, make=make))
+                wait_until(lambda: "refused these environments: The learner works" in caplog.text)
+        with learner(listen=[address]) as it:
+            it.wait_for_rollouts(3)
+        assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]]
+    check_rollouts(it.rollouts, it.unroll_length)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_environments_wait_for_their_token_to_be_put_right(
+    kind, token, tmp_path, recorded, caplog, soon
+):
+    """Also while its file is empty, missing, or open to others."""
+    mine = tmp_path / "mine"
+    write_secret(mine, "an old one")
+    with learner(listen=[address_of(kind, tmp_path)], security=token) as it:
+        make = functools.partial(counting_group, 1, recorded)
+        with client(it.address, make=make, security=Security(token_file=mine)):
+            wait_until(lambda: "The token must be this end's, got another one" in caplog.text)
+            for spoil, why in (
+                (lambda: write_secret(mine, ""), "is empty"),
+                (lambda: mine.chmod(0o644) or mine.write_text("secret"), "chmod 600"),
+                (mine.unlink, "must be a file that can be read"),
+            ):
+                spoil()
+                wait_until(lambda why=why: why in caplog.text)
+            write_secret(mine, "secret")
+            it.wait_for_rollouts(3)
+        assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]]
+    check_rollouts(it.rollouts, it.unroll_length)

@@ -53,7 +53,7 @@ def test_environments_that_dial_in_have_every_transition_learnt_once(num_envs):
 def test_environments_that_listen_have_every_transition_learnt_once(tmp_path):
     address = f"unix:{tmp_path}/server"
     # The learner is there before the server.
-    with learner(server_addresses=[address, address]) as it, serving(address):
+    with learner(server_addresses=[address, address]) as it, serving(address, max_groups=2):
         it.wait_for_environments(4)
         it.wait_for_rollouts(20)
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == 4
@@ -333,7 +333,7 @@ def test_unauthenticated_peers_do_not_take_all_places_of_environments_that_liste
     address = f"unix:{tmp_path}/server"
     path = "/" + "/".join(ENVIRONMENTS_METHOD)
     limits = Limits(max_streams=2, handshake_s=60.0)
-    with serving(address, limits=limits), contextlib.ExitStack() as stack:
+    with serving(address, limits=limits, max_groups=3), contextlib.ExitStack() as stack:
         wait_until((tmp_path / "server").exists)
         channels = [stack.enter_context(grpc.insecure_channel(address)) for _ in range(2)]
         silence = queue.SimpleQueue()

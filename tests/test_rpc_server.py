@@ -48,7 +48,7 @@ class Limited(gymnasium.Env):
     """Gymnasium's style: a time limit after two steps."""
 
     observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(5)
 
     def reset(self, *, seed=None, options=None):
         self.time = 0
@@ -213,7 +213,7 @@ def test_with_truncation_a_time_limit_has_its_true_end_and_an_extra_row():
     assert [bool(row["truncated"][0]) for row in rows] == [False, False, False, True, False]
     assert [int(row["episode_step"][0]) for row in rows] == [0, 1, 2, 2, 1]
     assert [float(row["episode_return"][0]) for row in rows] == [0, 1, 2, 2, 1]
-    assert env.num_actions == 2
+    assert env.num_actions == 5
 
 
 def test_run_serves_until_stop_and_the_socket_is_the_owners(tmp_path):

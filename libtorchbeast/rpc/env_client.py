@@ -12,7 +12,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from libtorchbeast.env_host import play
+from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Broken, Group
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
@@ -26,6 +26,7 @@ from libtorchbeast.rpc.handshake import (
     Hello,
     Refused,
     greeting_from_json,
+    invalid,
     printable,
     refusal_from_json,
 )
@@ -47,8 +48,16 @@ class LearnerGone(Exception):
     """The connection is lost, or there is none yet; dial again."""
 
 
+class NotReady(Exception):
+    """This end's own token or certificates cannot be used now; they may be being replaced."""
+
+
 class LanesImpossible(Exception):
     """Who listens at this socket hands over no lanes; speak gRPC."""
+
+
+NO_LINK = (LearnerGone, Refused, BadAnswer, NotReady)
+"""Why environments wait, and dial again."""
 
 
 class EnvironmentClient:
@@ -97,7 +106,7 @@ class EnvironmentClient:
         self._stop()
 
     def _hello(self, group: Group) -> Hello:
-        token = self._security.read_token()  # at each call: it may have been changed
+        token = token_now(self._security)
         return Hello(self._name, group.num_envs, group.spec, group.num_actions, token)
 
     def _log(self, text: str, level: int = logging.INFO) -> None:
@@ -108,14 +117,16 @@ class EnvironmentClient:
     def _pause_after(self, error: Exception, back_off: BackOff, refusals: BackOff) -> float:
         """Log why there is no link, and say how long to wait before the next call."""
         why = str(error).rstrip(".")
-        if isinstance(error, Refused):
-            pause_s = refusals.next_s()
-            text = f"The learner at {self._address} refused these environments: {why}."
-            self._log(f"{text} Asking again now and then.", logging.WARNING)
-        else:
-            pause_s = back_off.next_s()
+        if isinstance(error, LearnerGone):
             self._log(f"No learner at {self._address}: {why}. Dialing again.")
-        return pause_s
+            return back_off.next_s()
+        what = f"The learner at {self._address} refused these environments"
+        if isinstance(error, BadAnswer):
+            what = f"The learner at {self._address} makes no sense"
+        elif isinstance(error, NotReady):
+            what = f"These environments cannot dial {self._address}"
+        self._log(f"{what}: {why}. Asking again now and then.", logging.WARNING)
+        return refusals.next_s()
 
     # Lanes.
 
@@ -138,7 +149,9 @@ class EnvironmentClient:
                 self._log(f"Playing with the learner at {self._address}.")
                 back_off.reset()
                 await play(group, link, self._tick, greeting.knows_truncation)
-            except (LearnerGone, Refused) as error:
+            except NO_LINK as error:
+                if connection is not None and isinstance(error, BadAnswer):
+                    _refuse(connection, error)
                 await pause(self._pause_after(error, back_off, refusals))
             except LaneClosed:
                 gone = LearnerGone("It closed the lane.")
@@ -191,7 +204,10 @@ class EnvironmentClient:
                     except Broken:
                         await send_failure(call, traceback.format_exc())
                         raise
-            except (LearnerGone, Refused) as error:
+                    except BadAnswer as error:
+                        await send_failure(call, str(error))
+                        raise
+            except NO_LINK as error:
                 if is_playing and isinstance(error, Refused):  # other environments may do better
                     raise RuntimeError(f"The learner refused what was sent: {error}") from error
                 await asyncio.sleep(self._pause_after(error, back_off, refusals))
@@ -200,10 +216,19 @@ class EnvironmentClient:
 # ---------------------------------------------------------------------------------------- dialing
 
 
+def token_now(security: Security) -> str:
+    """Read at each call, as it may have been replaced; `NotReady`."""
+    try:
+        return security.read_token()
+    except ValueError as error:
+        raise NotReady(str(error)) from error
+
+
 async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, Greeting]:
     """Introduce environments to a learner of this machine, and wait for a lane (in `Turns`).
 
-    `LearnerGone`, `Refused`, or `LanesImpossible`. The connection must be closed after use.
+    `LearnerGone`, `Refused`, `BadAnswer` or `LanesImpossible`. The connection must be closed after
+    use.
     """
     try:
         connection = JsonSocket(dial_unix(Address.parse(address).path))
@@ -214,7 +239,7 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
         message = await next_message(connection, HANDSHAKE_S)
         if message["kind"] == "refused":
             raise refusal_from_json(message)
-        greeting = greeting_from_json(message)
+        greeting = understood(message)
         lane = lane_in(await next_message(connection, HANDSHAKE_S), hello)
         if lane is None:
             raise LanesImpossible("The descriptor was lost.")
@@ -232,13 +257,27 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
         raise
 
 
+def understood(message: dict[str, Any]) -> Greeting:
+    """`BadAnswer` unless it is a Greeting of a version that we speak."""
+    try:
+        return greeting_from_json(message)
+    except Refused as error:
+        raise BadAnswer(str(error)) from error
+
+
+def _refuse(connection: JsonSocket, error: BadAnswer) -> None:
+    refused = invalid(str(error))
+    with contextlib.suppress(OSError):  # nobody may be there to hear it
+        connection.send("refused", code=refused.code, text=str(refused))
+
+
 @contextlib.asynccontextmanager
 async def dial_stream(
     address: str, security: Security, hello: Hello, streams: set[Any]
 ) -> AsyncIterator[Any]:
     """(call, link, greeting) of a gRPC stream to a learner (in asyncio).
 
-    `LearnerGone` or `Refused`, also while it is in use.
+    One of `NO_LINK`, also while it is in use.
     """
     import grpc
     import grpc.aio
@@ -247,7 +286,10 @@ async def dial_stream(
     from libtorchbeast.rpc.messages import LEARNER_METHOD, decode_greeting, encode_hello
 
     check_owner(address)
-    channel = security.aio_channel(address, MAX_MESSAGE_BYTES)
+    try:
+        channel = security.aio_channel(address, MAX_MESSAGE_BYTES)
+    except ValueError as error:
+        raise NotReady(str(error)) from error
     call: Any = None
     try:
         async with watched(streams, address) as stream:
@@ -266,9 +308,9 @@ async def dial_stream(
         raise end_of_call(await status_of(call)) from error
     except LinkLost as error:
         raise LearnerGone(str(error)) from error
-    except Refused as error:
+    except Refused as error:  # by this end: an answer that breaks a rule
         if error.code in Refused.PERMANENT:
-            raise
+            raise BadAnswer(str(error)) from error
         raise LearnerGone(str(error)) from error
     finally:
         await channel.close()

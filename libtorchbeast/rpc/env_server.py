@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from libtorchbeast.env_host import play
+from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause, readable
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
@@ -28,6 +28,7 @@ from libtorchbeast.rpc.handshake import (
     Refused,
     check_token,
     greeting_from_json,
+    invalid,
     refusal_from_json,
 )
 from libtorchbeast.rpc.limits import Admission, Limits
@@ -58,10 +59,12 @@ class EnvironmentServer:
         limits: Limits | None = None,
         num_streams: int = 1,
         tick: Callable[[], None] = lambda: None,
+        max_groups: int | None = None,
     ) -> None:
         """The learner is asked for `num_streams` at once: while the agent thinks about one group,
-        the others step. `tick` is called at every step, and a few times a second."""
-        self._make_group = make_group
+        the others step. `tick` is called at every step, and a few times a second. No more than
+        `max_groups` are made at a time; None: as many as are asked for."""
+        self._groups = Groups(make_group, num_streams if max_groups is None else max_groups)
         self._name = name
         self._num_streams = num_streams
         self._security = security or Security()
@@ -111,8 +114,8 @@ class EnvironmentServer:
 
         server.run(address, listening)
 
-    def _for_streams(self) -> tuple[MakeGroup, Introduce, Security, Admission, Limits]:
-        return self._make_group, self.introduce, self._security, self._admission, self._limits
+    def _for_streams(self) -> tuple["Groups", Introduce, Security, Admission, Limits]:
+        return self._groups, self.introduce, self._security, self._admission, self._limits
 
     # Lanes.
 
@@ -176,9 +179,9 @@ class EnvironmentServer:
     async def _serve(self, peer: JsonSocket) -> None:
         greeting = greeting_from_json(await next_message(peer, self._limits.handshake_s))
         check_token(self._security.read_token(), greeting.token)
-        with what_environments_raise():
-            group = self._make_group(greeting.knows_truncation)
-        try:
+        with contextlib.ExitStack() as stack:
+            with what_environments_raise():
+                group = stack.enter_context(self._groups.new(greeting.knows_truncation))
             hello = self.introduce(group)
             peer.send("hello", **hello.to_json())
             lane = lane_in(await next_message(peer, GRANT_S), hello)
@@ -189,8 +192,29 @@ class EnvironmentServer:
             await link.attach()
             with what_environments_raise():
                 await play(group, link, self._tick, greeting.knows_truncation)
+
+
+class Groups:
+    """Makes groups of environments, no more at a time than were offered."""
+
+    def __init__(self, make_group: MakeGroup, most: int) -> None:
+        self._make_group = make_group
+        self._most = most
+        self._places = threading.Semaphore(most)  # lanes and streams have threads of their own
+
+    @contextlib.contextmanager
+    def new(self, knows_truncation: bool) -> Iterator[Group]:
+        """`Refused` if all are in use."""
+        if not self._places.acquire(blocking=False):
+            raise Refused(
+                "UNAVAILABLE",
+                f"This server has {self._most} group(s) of environments, and all are in use; wait.",
+            )
+        try:
+            with contextlib.closing(self._make_group(knows_truncation)) as group:
+                yield group
         finally:
-            group.close()
+            self._places.release()
 
 
 class EnvironmentRaised(Exception):
@@ -199,11 +223,13 @@ class EnvironmentRaised(Exception):
 
 @contextlib.contextmanager
 def what_environments_raise() -> Iterator[None]:
-    """Tell their exceptions from those of the connection."""
+    """Tell their exceptions from those of the connection, and of who is at its other end."""
     try:
         yield
-    except LaneClosed:
+    except (LaneClosed, Refused):
         raise
+    except BadAnswer as error:
+        raise invalid(str(error)) from error
     except Exception as error:
         raise EnvironmentRaised from error
 
@@ -293,4 +319,4 @@ class Server(EnvironmentServer):
             )
 
         name = getattr(env_class, "__name__", "environment")
-        super().__init__(make_group, server_address, name, security)
+        super().__init__(make_group, server_address, name, security, max_groups=MAX_STREAMS)

@@ -16,9 +16,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from libtorchbeast.env_host import play
+from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Group
 from libtorchbeast.rpc import grpc_loops
+from libtorchbeast.rpc.env_server import Groups
 from libtorchbeast.rpc.grpc_relay import private_address, relay
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, LinkLost, StreamLink, Watched, watch, watched
 from libtorchbeast.rpc.handshake import Hello, Refused, check_token, status_text
@@ -44,14 +45,14 @@ class StreamServer:
 
     def __init__(
         self,
-        make_group: Callable[[bool], Group],
+        groups: Groups,
         introduce: Callable[[Group], Hello],
         security: Security,
         admission: Admission,
         limits: Limits,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self._make_group = make_group
+        self._groups = groups
         self._introduce = introduce
         self._security = security
         self._limits = limits
@@ -122,8 +123,9 @@ class StreamServer:
             async with watched(self._streams, peer) as stream:
                 with self._admission.stream(peer):
                     await self._serve(stream, context)
-        except Refused as error:
-            await context.abort(grpc.StatusCode[error.code], status_text(str(error)))
+        except (Refused, BadAnswer) as error:
+            code = error.code if isinstance(error, Refused) else "INVALID_ARGUMENT"
+            await context.abort(grpc.StatusCode[code], status_text(str(error)))
         except (grpc.aio.BaseError, asyncio.InvalidStateError, LinkLost):
             pass  # the learner left
         except Exception as error:
@@ -138,7 +140,7 @@ class StreamServer:
             greeting = decode_greeting(data)
             check_token(self._security.read_token(), greeting.token)
         stream.has_done(INTRODUCE)
-        with contextlib.closing(self._make_group(greeting.knows_truncation)) as group:
+        with self._groups.new(greeting.knows_truncation) as group:
             hello = self._introduce(group)
             await context.write(encode_hello(hello))
             link = StreamLink(hello, context.read, context.write, stream, ANSWER_S)

@@ -19,12 +19,20 @@ from typing import Any
 import numpy as np
 
 import nest
+from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.lane_scheduler import Turns
 from libtorchbeast.observations import check_finite
 from libtorchbeast.rows import INT64, EpisodeCounter, Row, Spec, spec_of
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
-from libtorchbeast.rpc.env_client import LanesImpossible, LearnerGone, dial_lane, dial_stream
+from libtorchbeast.rpc.env_client import (
+    LanesImpossible,
+    LearnerGone,
+    NotReady,
+    dial_lane,
+    dial_stream,
+    token_now,
+)
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
@@ -57,6 +65,7 @@ class Actor:
         self._address = address
         self._num_actions = num_actions
         self._action_spec = INT64 if action_spec is None else action_spec
+        self._check = ActionCheck(self._action_spec, num_actions)
         self._name = name
         self._reconnect_s = reconnect_s
         self._counter = EpisodeCounter(1, self._action_spec)
@@ -98,7 +107,7 @@ class Actor:
                 self._show(self._row(final_observation, reward, NO))
                 return self._show(self._row(observation, 0.0, YES, truncated=YES))
             return self._show(self._row(observation, reward, YES if done else NO))
-        except LearnerGone:
+        except (LearnerGone, BadAnswer):
             self.close()
             return self._dial(observation)
 
@@ -121,15 +130,15 @@ class Actor:
         back_off = BackOff()
         deadline = time.monotonic() + self._reconnect_s
         while True:
-            token = self._security.read_token()
-            hello = Hello(self._name, 1, spec, self._num_actions, token)
             try:
+                token = token_now(self._security)
+                hello = Hello(self._name, 1, spec, self._num_actions, token)
                 self._line = self._open_line(hello)
                 return self._show(row)
-            except LearnerGone as gone:
+            except (LearnerGone, BadAnswer, NotReady) as gone:
                 self.close()
                 if time.monotonic() > deadline:
-                    raise
+                    raise LearnerGone(str(gone)) from gone
                 logger.info("No learner at %s: %s", self._address, gone)
                 time.sleep(back_off.next_s())
             except BaseException:
@@ -148,6 +157,7 @@ class Actor:
         assert self._line is not None
         check_finite(row)  # over a lane nobody else does
         actions = self._line.show(row)
+        self._check(actions)
         self._last_action = nest.map(np.copy, actions)
         return nest.map(_plain, actions)
 

@@ -1,12 +1,19 @@
-"""A learner under attack, with a client beside it that must not notice."""
+"""A learner under attack, with a client beside it that must not notice; and fake learners."""
 
+import concurrent.futures
 import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
+
+from libtorchbeast.rpc.address import listen_unix
+from libtorchbeast.rpc.messages import LEARNER_METHOD
 from tests.helpers.remote import Learner, check_rollouts, client, learner
+from tests.helpers.threads import run_in_threads
 
 
 @contextlib.contextmanager
@@ -61,3 +68,53 @@ class FakeProxy:
             proxy._listener.shutdown(socket.SHUT_RDWR)
             proxy._listener.close()
             proxy._thread.join(30)
+
+
+@contextlib.contextmanager
+def fake_learner(answers: list[bytes]) -> Iterator[str]:
+    """Its address. It answers each message of a stream with the next of these, then is silent."""
+
+    def play(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for _, answer in zip(requests, answers, strict=False):
+            yield answer
+        for _ in requests:
+            pass
+
+    pool = concurrent.futures.ThreadPoolExecutor(8)
+    server = grpc.server(pool)
+    service, method = LEARNER_METHOD
+    handler = grpc.stream_stream_rpc_method_handler(play)
+    handlers = grpc.method_handlers_generic_handler(service, {method: handler})
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait(30)
+        pool.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def fake_local_learner(folder: Path, answers: list[bytes]) -> Iterator[str]:
+    """The same at a unix socket: whoever dials is sent these bytes."""
+    address = f"unix:{folder}/socket"
+    connections = []
+    listener = listen_unix(address)
+    listener.setblocking(True)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                connection.sendall(b"".join(answers))
+
+    with run_in_threads(accept):
+        try:
+            yield address
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            for connection in connections:
+                connection.close()

@@ -15,7 +15,7 @@ import nest
 from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
-from tests.helpers.counting import EPISODE_STEPS, counting_group, next_action
+from tests.helpers.counting import EPISODE_STEPS, Counting, counting_group, next_action
 from tests.helpers.threads import wait_until
 
 
@@ -27,9 +27,11 @@ class Learner:
         unroll_length: int = 4,
         hold: bool = False,
         check_first: Any = None,
+        agent: Any = next_action,
         **options: Any,
     ):
-        """`options` are those of GatewaysConfig."""
+        """`agent(count)` says the actions; `options` are those of GatewaysConfig."""
+        self._agent = agent
         self.unroll_length = unroll_length
         self.rollouts: list[Any] = []  # as (rows, outputs, state), of one column each, NumPy
         self.queue = libtorchbeast.BatchingQueue(minimum_batch_size=1, maximum_batch_size=1)
@@ -71,6 +73,8 @@ class Learner:
         wait_until(lambda: num_seen() >= number or bool(self.errors), seconds)
 
     def close(self) -> None:
+        if self.over.is_set():
+            return
         self.over.set()
         self.queue.close()
         self.batcher.close()
@@ -93,7 +97,7 @@ class Learner:
             wait_until(lambda: not self.thinks.is_set())
             observation = nest.front(row["frame"])
             count = observation[..., 1] if observation.ndim > 2 else row["episode_step"]
-            batch.set_outputs(({"action": next_action(count.long())}, (state[0] + 1,)))
+            batch.set_outputs(({"action": self._agent(count.long())}, (state[0] + 1,)))
 
     def _take(self) -> None:
         for (rows, outputs), state in self.queue:
@@ -122,14 +126,17 @@ def client(address: str, num_envs: int = 1, make: Any = None, **options: Any) ->
 
 
 @contextlib.contextmanager
-def serving(address: str, build_s: float = 0.0, **options: Any) -> Iterator[Any]:
+def serving(
+    address: str, build_s: float = 0.0, env_class: Any = Counting, **options: Any
+) -> Iterator[Any]:
     """Environments that listen, two in a stream, in a thread of this process."""
 
     def make(knows_truncation: bool) -> Any:
         time.sleep(build_s)
-        return counting_group(2)
+        return counting_group(2, env_class)
 
     with _running(EnvironmentServer(make, address, **options)) as server:
+        wait_until(lambda: not server.server_address.endswith(":0"))  # the system chooses a port
         yield server
 
 
