@@ -1,6 +1,7 @@
 """Checkpoints: always whole, plain types, and everything comes back."""
 
 import dataclasses
+import os
 import random
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from tests.test_learner import FLAGS, B, T, make_learner, random_batch
 from torchbeast.core.learner import Learner
+from torchbeast.core.stats import EPISODE_WINDOW
 from torchbeast.errors import UsageError
 from torchbeast.models import make_model
 from torchbeast.run import checkpoint
@@ -51,21 +53,18 @@ def test_a_checkpoint_holds_plain_types_under_the_known_names(tmp_path):
     assert contents["flags"]["unroll_length"] == T
 
 
-def test_a_save_that_fails_leaves_the_last_one_whole(tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_leaves_the_last_one_whole(tmp_path):
     path = tmp_path / "model.tar"
     learner = make_learner()
     checkpoint.save(path, learner, FLAGS)
     before = path.read_bytes()
 
-    def fail(contents, file):
-        file.write(b"half of it")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(OSError, match="disk full"):
+    files = set(tmp_path.iterdir())
+    (tmp_path / f"model.tar.{os.getpid()}.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
         checkpoint.save(path, learner, FLAGS)
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert set(tmp_path.iterdir()) == files
 
 
 def test_a_missing_checkpoint_is_told_with_the_place(tmp_path):
@@ -106,3 +105,53 @@ def test_a_damaged_checkpoint_is_told_with_the_place(tmp_path, length):
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(UsageError, match=f"{path} cannot be read as a checkpoint"):
         checkpoint.resume(path, make_learner(), FLAGS)
+
+
+def save_at(path, step, returns=(), flags=FLAGS):
+    learner = make_learner(flags)
+    learner.stats.step = step
+    learner.stats.add_episodes(returns, [1] * len(returns))
+    checkpoint.save(path, learner, flags)
+
+
+def steps_in(folder):
+    return {p.name: torch.load(p, weights_only=True)["stats"]["step"] for p in folder.iterdir()}
+
+
+def test_the_last_few_are_kept(tmp_path):
+    flags = dataclasses.replace(FLAGS, keep_checkpoints=2)
+    for step in (10, 200, 30):
+        save_at(tmp_path / "model.tar", step, flags=flags)
+    assert steps_in(tmp_path) == {
+        "model.tar": 30,
+        "model-step-200.tar": 200,
+        "model-step-30.tar": 30,
+    }
+    newest = (tmp_path / "model-step-30.tar").stat()
+    assert (tmp_path / "model.tar").stat().st_ino == newest.st_ino  # takes no room of its own
+
+
+def test_the_best_is_kept_if_it_is_no_luck(tmp_path):
+    flags = dataclasses.replace(FLAGS, keep_checkpoints=1)
+    few = EPISODE_WINDOW - 1
+    for step, returns in enumerate([[9.0] * few, [1.0] * 100, [3.0] * 100, [2.0] * 100], start=1):
+        save_at(tmp_path / "model.tar", step, returns, flags)
+    assert steps_in(tmp_path) == {"model.tar": 4, "model-best.tar": 3}
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_an_unreadable_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, damage):
+    path = tmp_path / "model.tar"
+    for step in (10, 20, 30):
+        save_at(path, step)
+    if damage == "cut":
+        with path.open("r+b") as file:  # the newest has two names
+            file.truncate(100)
+    else:
+        path.unlink()
+        (tmp_path / "model-step-30.tar").unlink()
+    learner = make_learner()
+    assert checkpoint.resume(path, learner, FLAGS)
+    assert learner.stats.step == 20
+    what = {"cut": "cannot be read", "gone": "is missing"}[damage]
+    assert f"{path} {what}; using model-step-20.tar instead, of step 20." in caplog.text

@@ -2,11 +2,14 @@
 
 import contextlib
 import csv
+import os
+import resource
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.learner import Learner
@@ -14,6 +17,7 @@ from torchbeast.core.stats import RunningStats
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent
 from torchbeast.report import Reporter
+from torchbeast.report.tensorboard import TensorBoard
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import Run, only_run_in, run_training
@@ -68,10 +72,45 @@ def test_a_full_disk_ends_no_run(tmp_path, caplog):
         assert [row["step"] for row in csv.DictReader(file)] == ["1", "4"]
 
 
+def test_a_tensorboard_file_goes_on_whole_after_a_full_disk(tmp_path):
+    board = TensorBoard(tmp_path, first_step=0)
+    board.log({"step": 1, "total_loss": 0.5}, step=1)
+    (path,) = tmp_path.iterdir()
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, unlimited[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"No space left|File too large"):
+                board.log({"step": 2, "total_loss": 0.25}, step=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    board.log({"step": 3, "total_loss": 0.125}, step=3)
+    board.close()
+    events = EventAccumulator(str(path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/total_loss")] == [
+        (1, 0.5),
+        (3, 0.125),
+    ]
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_one_sentence(tmp_path, caplog):
+    flags = TrainingFlags(savedir=tmp_path, xpid="run")
+    learner = Learner(Agent((4,), 2, False, "mlp"), flags, torch.device("cpu"))
+
+    def fill_the_disk(run):
+        (flags.rundir / f"model.tar.{os.getpid()}.tmp").symlink_to("/dev/full")
+
+    assert run_training(flags, learner, fill_the_disk, StopRequest()) == 1
+    assert (
+        "The checkpoint of the last step, 0, cannot be written: [Errno 28] No space" in caplog.text
+    )
+
+
 def test_a_checkpoint_that_cannot_be_written_is_tried_again(tmp_path, caplog):
     flags = TrainingFlags(savedir=tmp_path, xpid="run", checkpoint_interval_s=0.0)
     learner = Learner(Agent((4,), 2, False, "mlp"), flags, torch.device("cpu"))
-    run = Run(flags, learner, StopRequest(), SimpleNamespace(update=lambda: None))
+    run = Run(flags, learner, StopRequest(), SimpleNamespace(update=lambda late: None))
     run.tick()
     assert "the checkpoint cannot be written" in caplog.text
     assert learner.lock.acquire(timeout=0)

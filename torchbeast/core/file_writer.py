@@ -39,7 +39,7 @@ class FileWriter:
         if symlink_to_latest:
             _point(root / "latest", self.basepath)
 
-        self._message_handler = logging.FileHandler(self.paths["msg"])
+        self._message_handler = _MessageFile(self.paths["msg"])
         self._message_handler.setFormatter(
             logging.Formatter("[%(levelname)s:%(process)d %(asctime)s] %(message)s")
         )
@@ -149,6 +149,11 @@ class FileWriter:
         beside = self.paths["meta"].with_suffix(".tmp")
         beside.write_text(json.dumps(self.metadata, indent=2) + "\n")
         beside.replace(self.paths["meta"])
+
+
+class _MessageFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk: the terminal shows the message all the same, without a traceback."""
 
 
 def new_xpid() -> str:

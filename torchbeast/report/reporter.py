@@ -47,8 +47,10 @@ class Reporter:
                 self._log()
         finally:
             self._view.stop()
-            self._tensorboard.close()
-            self._writer.close(successful=error is None)
+            with self._for_tensorboard:
+                self._tensorboard.close()
+            with self._for_csv:
+                self._writer.close(successful=error is None)
 
     def update(self, late: Callable[[], list[str]] = list) -> None:
         """Log if it is time, and say who is `late` if nothing moves."""

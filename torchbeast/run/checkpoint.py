@@ -1,7 +1,15 @@
-"""Checkpoints: one file, always whole, loadable with weights_only=True."""
+"""Checkpoints: whole files, loadable with weights_only=True, in a run's folder.
 
+model.tar             the newest
+model-step-<N>.tar    the last few, the newest among them (--keep_checkpoints)
+model-best.tar        the one with the best mean return
+"""
+
+import io
+import logging
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +18,42 @@ import torch
 from torch import nn
 
 from torchbeast.core.learner import Learner
+from torchbeast.core.stats import EPISODE_WINDOW
 from torchbeast.errors import UsageError
 from torchbeast.run.flags import TrainingFlags
 
+logger = logging.getLogger("torchbeast")
+
 FILE_NAME = "model.tar"
+BEST_NAME = "model-best.tar"
+STEP_PREFIX = "model-step-"
 
 
 def save(path: Path, learner: Learner, flags: TrainingFlags) -> None:
-    """Write beside and rename: whoever dies in the middle leaves the last one as it was."""
+    """Write the newest checkpoint, and keep it among the last few and if it is the best."""
     contents = {
         **learner.state_dict(),
         "flags": flags.as_plain_dict(),
         "random_state": _random_state(),
     }
+    # In memory first: torch.save hides what a file says (no space left) behind an error of its own.
+    packed = io.BytesIO()
+    torch.save(contents, packed)
+    _write(path, packed.getbuffer())
+    if flags.keep_checkpoints > 1:
+        _keep(path, path.with_name(f"{STEP_PREFIX}{learner.stats.step}.tar"))
+        for old in _last_few(path.parent)[flags.keep_checkpoints :]:
+            old.unlink(missing_ok=True)
+    if _is_best(path.with_name(BEST_NAME), contents):
+        _keep(path, path.with_name(BEST_NAME))
+
+
+def _write(path: Path, data: memoryview) -> None:
+    """Write beside and rename: whoever dies in the middle leaves the last one as it was."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("wb") as file:
-            _write(contents, file)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
@@ -34,11 +61,40 @@ def save(path: Path, learner: Learner, flags: TrainingFlags) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _write(contents: dict[str, Any], file: Any) -> None:
+def _keep(path: Path, name: Path) -> None:
+    """Give a checkpoint another name: a link, which takes no room, or else a copy."""
+    beside = name.with_name(f"{name.name}.{os.getpid()}.tmp")
     try:
-        torch.save(contents, file)
-    except RuntimeError as error:  # how PyTorch says that a file could not be written
-        raise OSError(str(error)) from error
+        try:
+            beside.hardlink_to(path)
+        except OSError:  # a file system without links
+            shutil.copyfile(path, beside)
+        beside.replace(name)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _last_few(folder: Path) -> list[Path]:
+    """The kept checkpoints, the last one first."""
+    kept = folder.glob(f"{STEP_PREFIX}*.tar")
+    return sorted(kept, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def _is_best(best: Path, contents: dict[str, Any]) -> bool:
+    """Whether there is none better. Means of fewer episodes may be luck, and do not count."""
+    mean = _mean_return(contents)
+    if mean is None:
+        return False
+    try:
+        before = _mean_return(load(best))
+    except UsageError:  # none, or unreadable
+        return True
+    return before is None or mean > before
+
+
+def _mean_return(contents: dict[str, Any]) -> float | None:
+    returns = contents["stats"]["returns"]
+    return float(np.mean(returns)) if len(returns) == EPISODE_WINDOW else None
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -58,6 +114,34 @@ def load(path: Path) -> dict[str, Any]:
         ) from error
 
 
+def find(path: Path) -> list[Path]:
+    """The checkpoint at `path` if it exists and, if that is a run's newest, those before it."""
+    before = _last_few(path.parent) if path.name == FILE_NAME else []
+    return [candidate for candidate in (path, *before) if candidate.exists()]
+
+
+def load_newest(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The first of `find` that can be read."""
+    failure: UsageError | None = None
+    for candidate in find(path) or [path]:
+        try:
+            return candidate, load(candidate)
+        except UsageError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def load_or_fall_back(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The same, with a warning if it is not the one at `path`."""
+    found, contents = load_newest(path)
+    if found != path:
+        logger.warning("%s %s; using %s instead, of step %s.", path,
+                       "cannot be read" if path.exists() else "is missing", found.name,
+                       f"{contents['stats']['step']:,}")  # fmt: skip
+    return found, contents
+
+
 def load_model(
     path: Path, contents: dict[str, Any], model: nn.Module, env: str, remedy: str
 ) -> None:
@@ -73,11 +157,11 @@ def load_model(
 
 def resume(path: Path, learner: Learner, flags: TrainingFlags) -> dict[str, Any] | None:
     """Go on from the checkpoint at `path` if there is one; returns the flags in it."""
-    for unfinished in path.parent.glob(f"{path.name}.*.tmp"):  # of a run that was killed
+    for unfinished in path.parent.glob("model*.tmp"):  # of a run that was killed
         unfinished.unlink(missing_ok=True)
-    if not path.exists():
+    if not find(path):
         return None
-    contents = load(path)
+    path, contents = load_or_fall_back(path)
     _check_same_agent(path, contents["flags"], flags)
     remedy = "bring back its environment and model, or name another run with --xpid"
     load_model(path, contents, learner.model, flags.env, remedy)

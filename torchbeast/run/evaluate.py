@@ -17,8 +17,7 @@ from torchbeast.run.flags import TrainingFlags
 
 def evaluate(flags: TrainingFlags) -> list[float]:
     """Print and return the returns of `num_episodes` episodes with the newest checkpoint."""
-    path = flags.rundir / checkpoint.FILE_NAME
-    contents = checkpoint.load(path)
+    path, contents = checkpoint.load_or_fall_back(flags.rundir / flags.checkpoint)
     if flags.env == REMOTE:
         raise UsageError(
             f"The agent in {path} was trained on environments that dialled in; name one to play "

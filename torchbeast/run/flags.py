@@ -44,6 +44,12 @@ class TrainingFlags(Settings, EnvOptions):
     """Write no checkpoint and read none."""
     checkpoint_interval_s: float = 300.0
     """Seconds between checkpoints; there is always one at the end."""
+    keep_checkpoints: int = 3
+    """Keep the last ones, as model-step-<N>.tar; model-best.tar is kept besides."""
+    checkpoint: str = "model.tar"
+    """In the modes test and test_render: the file to play, e.g. model-best.tar."""
+    init_from: str | None = None
+    """Start a new run from the weights of another: its name, its folder, or a checkpoint."""
     log_interval_s: float = 5.0
     """Seconds between lines in the logs."""
     num_episodes: int = 10
@@ -100,6 +106,11 @@ class TrainingFlags(Settings, EnvOptions):
             raise UsageError(
                 f"xpid names a folder below --savedir, got {self.xpid!r}; leave out slashes."
             )
+        if self.mode == "train" and self.checkpoint != type(self).checkpoint:
+            raise UsageError(
+                f"--checkpoint {self.checkpoint} is for the modes test and test_render; "
+                "--init_from starts a new run from its weights."
+            )
         check_model(self.model)
         check_env(self.env)
 
@@ -114,6 +125,7 @@ _POSITIVE = (
     "batch_size",
     "unroll_length",
     "learner_cpu_threads",
+    "keep_checkpoints",
     "num_episodes",
     "learning_rate",
     "epsilon",

@@ -19,6 +19,8 @@ OF_THE_START = {
     "xpid",
     "savedir",
     "disable_checkpoint",
+    "checkpoint",
+    "init_from",
     "num_episodes",
     "disable_cuda",
     "learner_cpu_threads",
@@ -29,11 +31,12 @@ OF_THE_RUN = {field.name for field in dataclasses.fields(TrainingFlags)} - OF_TH
 
 def with_saved_flags(flags: FlagsT, args: list[str]) -> FlagsT:
     """The flags of the run that --xpid names, where the command line `args` does not say other."""
-    path = flags.rundir / checkpoint.FILE_NAME
+    path = flags.rundir / flags.checkpoint
     starts_anew = flags.mode == "train" and (flags.xpid is None or flags.disable_checkpoint)
-    if starts_anew or not path.exists():
+    if starts_anew or not checkpoint.find(path):
         return flags
-    saved = {k: v for k, v in checkpoint.load(path).get("flags", {}).items() if k in OF_THE_RUN}
+    _, contents = checkpoint.load_newest(path)
+    saved = {k: v for k, v in contents.get("flags", {}).items() if k in OF_THE_RUN}
     if "recipe" in flags.sources and flags.recipe != saved.get("recipe", flags.recipe):
         raise UsageError(
             f"--recipe {flags.recipe} does not reach {flags.rundir}, which goes on with its own "

@@ -15,12 +15,14 @@ from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
 from torchbeast.run import checkpoint, saved_run
 from torchbeast.run.flags import TrainingFlags
+from torchbeast.run.init_from import init_from
 from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.disk import IgnoreWriteErrors
 
 logger = logging.getLogger("torchbeast")
 
 UPDATE_S = 600.0  # more than any update takes
+RETRY_S = 60.0  # until a checkpoint that could not be written is tried again
 ENDING_S = 5.0  # for the processes of a run that was killed to end
 
 
@@ -34,7 +36,7 @@ class Run:
         self._learner = learner
         self._stop = stop
         self._reporter = reporter
-        self._saved_at = time.monotonic()
+        self._save_at = time.monotonic() + flags.checkpoint_interval_s
         self._write_errors = IgnoreWriteErrors("the checkpoint")
 
     @property
@@ -47,11 +49,12 @@ class Run:
         `late()` names those that training waits for, if it does.
         """
         self._reporter.update(late)
-        if time.monotonic() - self._saved_at > self._flags.checkpoint_interval_s:
-            self._saved_at = time.monotonic()
-            if not self._flags.disable_checkpoint:
-                with self._write_errors:
-                    save(self._flags, self._learner)
+        if time.monotonic() >= self._save_at and not self._flags.disable_checkpoint:
+            with self._write_errors:
+                save(self._flags, self._learner)
+            pause_s = self._flags.checkpoint_interval_s
+            failed = self._write_errors.is_failing
+            self._save_at = time.monotonic() + (min(pause_s, RETRY_S) if failed else pause_s)
 
 
 def save(flags: TrainingFlags, learner: Learner) -> None:
@@ -63,6 +66,19 @@ def save(flags: TrainingFlags, learner: Learner) -> None:
         checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner, flags)
     finally:
         learner.lock.release()
+
+
+def _open_files(flags: TrainingFlags, step: int) -> FileWriter:
+    try:
+        writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
+        writer.resume_at(step)
+    except OSError as error:
+        raise cannot_write(flags.rundir, error) from error
+    return writer
+
+
+def cannot_write(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"Nothing can be kept in {folder}: {error}; see --savedir.")
 
 
 def _introduce(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | None) -> None:
@@ -88,7 +104,7 @@ def only_run_in(folder: Path, timeout_s: float = ENDING_S) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
-        raise UsageError(f"Nothing can be kept in {folder}: {error}; see --savedir.") from error
+        raise cannot_write(folder, error) from error
     deadline = time.monotonic() + timeout_s
     with lock as file:
         while True:
@@ -117,7 +133,7 @@ def run_training(
     assert flags.xpid is not None
     with only_run_in(flags.rundir):
         path = flags.rundir / checkpoint.FILE_NAME
-        if flags.disable_checkpoint and path.exists():
+        if flags.disable_checkpoint and checkpoint.find(path):
             raise UsageError(
                 f"{flags.rundir} has a checkpoint, which --disable_checkpoint would not go on "
                 "from; give another --xpid."
@@ -128,17 +144,33 @@ def run_training(
                 f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps."
             )
             return 0
-        writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
-        writer.resume_at(learner.stats.step)
+        writer = _open_files(flags, learner.stats.step)
         _introduce(flags, learner, saved)
+        if flags.init_from is not None:
+            if saved is None:
+                print(init_from(flags.init_from, flags.savedir, learner.model))
+            else:
+                print("This run has weights of its own by now: --init_from is not read again.")
 
         reporter = Reporter(writer, learner.stats, flags.total_steps, flags.log_interval_s)
         with reporter:
             try:
                 loop(Run(flags, learner, stop, reporter))
             finally:
-                if not flags.disable_checkpoint:
-                    save(flags, learner)
+                saved_last = flags.disable_checkpoint or _save_last(flags, learner)
         if stop.signal is not None:
             print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
-        return stop.exit_code
+        return stop.exit_code if saved_last else 1
+
+
+def _save_last(flags: TrainingFlags, learner: Learner) -> bool:
+    """Whether the last checkpoint could be written."""
+    try:
+        save(flags, learner)
+    except OSError as error:
+        logger.error(
+            "The checkpoint of the last step, %d, cannot be written: %s; the one before stays.",
+            learner.stats.step, error,
+        )  # fmt: skip
+        return False
+    return True

@@ -11,7 +11,7 @@ class IgnoreWriteErrors:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._is_failing = False
+        self.is_failing = False
 
     def __enter__(self) -> None:
         pass
@@ -23,10 +23,10 @@ class IgnoreWriteErrors:
         traceback: TracebackType | None,
     ) -> bool:
         failed = isinstance(error, OSError)
-        if failed and not self._is_failing:
+        if failed and not self.is_failing:
             logger.error("Training goes on, but %s cannot be written: %s", self._what, error)
-        if error is None and self._is_failing:
+        if error is None and self.is_failing:
             logger.info("Writing %s works again.", self._what)
         if failed or error is None:
-            self._is_failing = failed
+            self.is_failing = failed
         return failed
