@@ -18,6 +18,7 @@ from tests.helpers import training
 from tests.helpers.training import ROOT, TIMEOUT_S, final_return, fragile, read_logs, shared_memory
 from torchbeast import monobeast
 from torchbeast.run.flags import default_flags
+from torchbeast.runtime.shared_tensors import shared_zeros
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 60)]
 
@@ -306,7 +307,7 @@ def test_an_actor_that_waits_for_slots_does_not_hang(tmp_path):
     weights = monobeast.SharedWeights(model)
     weights.publish(model, 0)
     rollouts = monobeast.Rollouts(flags, envs.row, model, envs.num_actions)
-    shared = monobeast.Shared(rollouts, weights, torch.zeros(1, dtype=torch.int64).share_memory_())
+    shared = monobeast.Shared(rollouts, weights, shared_zeros((1,), torch.int64))
     actors = monobeast.Actors(flags, shared, seed=0)
     (child,) = actors._supervisor.children
     filled, deadline = [], time.monotonic() + 60
@@ -324,6 +325,25 @@ def test_an_actor_that_waits_for_slots_does_not_hang(tmp_path):
     finally:
         actors.close()
     assert not psutil.pid_exists(pid)
+
+
+def test_shared_memory_has_no_name_and_needs_no_dev_shm(tmp_path):
+    """Which has 64 MB in a container, or less."""
+    with Training(tmp_path, *SMALL) as training:
+        training.wait_for_step(1)
+        for process in (training.family()[0], *training.actors()):
+            paths = [mapping.path for mapping in process.memory_maps()]
+            assert any("torchbeast-tensors" in path for path in paths), paths
+            assert not any(path.startswith("/dev/shm/") for path in paths), paths
+        assert training.end(signal.SIGTERM) == 0
+
+
+def test_rollouts_that_no_memory_holds_are_refused_with_a_sentence(tmp_path):
+    result = run(tmp_path, "--env", "Mock", "--num_buffers", "100000000")
+    assert result.returncode == 2
+    assert "rollouts take" in result.stderr
+    assert "--num_buffers" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 # --- Test modes -------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from libtorchbeast import output_log
 from libtorchbeast.environments import Group
+from libtorchbeast.memory import memory_bytes
 from libtorchbeast.rows import Row
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import Child, Supervisor
@@ -49,6 +50,12 @@ from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
 from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.runtime.seeding import seed_everything
+from torchbeast.runtime.shared_tensors import (
+    SharedTensors,
+    TensorSpec,
+    bytes_of,
+    shared_zeros,
+)
 from torchbeast.runtime.shared_weights import SharedWeights
 from torchbeast.runtime.threads import Threads, set_cpu_threads
 
@@ -117,15 +124,34 @@ class Rollouts:
     def __init__(self, flags: Flags, row: Row, model: nn.Module, num_actions: int) -> None:
         S, T = flags.num_slots, flags.unroll_length
 
-        def shared(rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.zeros(S, rows, *shape, dtype=dtype).share_memory_()
+        def spec(rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+            return TensorSpec((S, rows, *shape), dtype)
 
-        self.rows = map_tree(lambda x: shared(T + 1, x.shape[1:], torch.from_numpy(x).dtype), row)
-        self.action = shared(T, (), torch.int64)
-        self.policy_logits = shared(T, (num_actions,), torch.float32)
-        self.states = tuple(  # of each part [L, B, ...] of the agent's memory: [num_slots, L, ...]
-            shared(s.shape[0], s.shape[2:], s.dtype) for s in initial_state(model, 1)
-        )
+        def row_spec(x: Any) -> TensorSpec:
+            return spec(T + 1, x.shape[1:], torch.from_numpy(x).dtype)
+
+        specs = {
+            "rows": map_tree(row_spec, row),
+            "action": spec(T, (), torch.int64),
+            "policy_logits": spec(T, (num_actions,), torch.float32),
+            # Of each part [L, B, ...] of the agent's memory: [num_slots, L, ...].
+            "states": tuple(
+                spec(s.shape[0], s.shape[2:], s.dtype) for s in initial_state(model, 1)
+            ),
+        }
+        if bytes_of(specs) > memory_bytes():
+            raise UsageError(
+                f"{S} rollouts take {bytes_of(specs) >> 20} MiB, and this machine has "
+                f"{memory_bytes() >> 20}; lower --num_actors, --envs_per_actor, --unroll_length or "
+                "--num_buffers."
+            )
+        self._memory = SharedTensors(specs)
+
+    def __getattr__(self, name: str) -> Any:
+        """`rows`, `action`, `policy_logits`, `states`: what goes to actors is the memory alone."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._memory.tensors[name]
 
     def store(self, row: Row, slots: Tensor, t: int) -> None:
         """Write the E environments' row to time t of their slots."""
@@ -159,7 +185,7 @@ class Shared(NamedTuple):
 
     rollouts: Rollouts
     weights: SharedWeights
-    num_steps: Tensor  # [num_actors], taken by each actor so far: its heartbeat
+    num_steps: SharedTensors  # [num_actors], taken by each actor so far: its heartbeat
 
 
 # --------------------------------------------------------------------------------------------- act
@@ -202,7 +228,7 @@ def fill_rollouts(
             rollouts.action[index, t] = action
             rollouts.policy_logits[index, t] = output["policy_logits"][0].float()
             row = envs.step(action.numpy())
-            shared.num_steps[actor_id] += 1
+            shared.num_steps.tensors[actor_id] += 1
         rollouts.store(row, index, flags.unroll_length)  # and again as row 0 of the next rollout
         pipe.send((slots, version))
 
@@ -293,7 +319,7 @@ class Actors:
             return num_steps() + num_waits
 
         def num_steps() -> int:
-            return int(self._shared.num_steps[i])
+            return int(self._shared.num_steps.tensors[i])
 
         def start(num_starts: int) -> ActorProcess:
             # With new seeds each time, or it would live through the same bad luck again.
@@ -356,7 +382,7 @@ def train(flags: Flags) -> int:
         shared = Shared(
             Rollouts(flags, row, learner.model, num_actions),
             SharedWeights(learner.model),
-            torch.zeros(flags.num_actors, dtype=torch.int64).share_memory_(),
+            shared_zeros((flags.num_actors,), torch.int64),
         )
         return run_training(
             flags, learner, lambda run: act_and_learn(flags, learner, shared, run), stop

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-ALIGNMENT = 64  # bytes: of a cache line, and of any dtype
+from torchbeast.runtime.shared_tensors import ALIGNMENT, aligned, shared_zeros
+
 RETRY_S = 0.0005  # the learner is in the middle of its copy
 
 
@@ -21,10 +22,18 @@ class SharedWeights:
     """A copy of a model's weights in shared memory, and the version (number of updates) of them."""
 
     def __init__(self, model: nn.Module) -> None:
-        num_bytes = sum(_aligned(tensor) for tensor in _tensors(model))
-        self._memory = torch.zeros(ALIGNMENT + num_bytes, dtype=torch.uint8).share_memory_()
-        self._header = self._memory[:16].view(torch.int64)  # version, checksum
+        num_bytes = sum(aligned(tensor.nbytes) for tensor in _tensors(model))
+        self._shared = shared_zeros((ALIGNMENT + num_bytes,), torch.uint8)
         self._header[0] = -1
+
+    @property
+    def _memory(self) -> Tensor:
+        return self._shared.tensors
+
+    @property
+    def _header(self) -> Tensor:
+        """Version, checksum."""
+        return self._memory[:16].view(torch.int64)
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Make `model`'s weights the newest."""
@@ -67,14 +76,9 @@ def _pairs(memory: Tensor, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """
     start = ALIGNMENT
     for tensor in _tensors(model):
-        place = memory[start : start + tensor.numel() * tensor.element_size()]
+        place = memory[start : start + tensor.nbytes]
         yield place.view(tensor.dtype).view(tensor.shape), tensor
-        start += _aligned(tensor)
-
-
-def _aligned(tensor: Tensor) -> int:
-    num_bytes = tensor.numel() * tensor.element_size()
-    return (num_bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        start += aligned(tensor.nbytes)
 
 
 def _checksum(memory: Tensor, version: int) -> int:
