@@ -22,10 +22,12 @@ from typing import Any
 import torch
 import tyro
 
+from libtorchbeast.environments import spec_of_group
 from libtorchbeast.tree import map_tree
 from torchbeast import monobeast, polybeast
 from torchbeast.core.learner import Learner
 from torchbeast.envs import make_envs
+from torchbeast.models import build_model
 from torchbeast.run.flags import default_flags, num_cores
 from torchbeast.runtime.malloc import keep_freed_memory
 
@@ -99,8 +101,9 @@ def measure_parts(
     E, T, B = flags.envs_per_actor, flags.unroll_length, flags.batch_size
     envs = make_envs(flags.env_options, E, seed=0)
     row = envs.reset()
-    num_actions = envs.num_actions
-    model = monobeast.build_model(flags, row, num_actions)
+    spec = spec_of_group(envs, row)
+    num_actions = spec.num_actions
+    model = build_model(flags, spec)
     generator = torch.Generator().manual_seed(0)
 
     def rows(*sizes: int) -> Any:

@@ -20,7 +20,8 @@ import torch
 import tyro
 
 import libtorchbeast
-from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec
 from libtorchbeast.workers import Workers, WorkersConfig
 
 FRAME_BYTES = 4 * 84 * 84

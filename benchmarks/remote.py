@@ -26,13 +26,14 @@ import psutil
 import libtorchbeast
 from libtorchbeast.environments import Group
 from libtorchbeast.helper_process import KEEP_FREED_MEMORY
-from libtorchbeast.rows import ArraySpec, EpisodeCounter, Spec
+from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.limits import Limits, channel_options, server_options
 from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_hello
 from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.specs import ArraySpec
 
 NUM_ENVS = 32  # of one server process, in two streams
 STEP_BYTES = 4 * 84 * 84 + 14

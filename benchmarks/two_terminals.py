@@ -29,12 +29,13 @@ import torch
 import tyro
 
 import libtorchbeast
-from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+from libtorchbeast.specs import ArraySpec, discrete
 from libtorchbeast.workers import Workers, WorkersConfig
 
-SPEC = Spec(ArraySpec("uint8", (4, 84, 84)))
 NUM_ACTIONS = 6
+SPEC = Spec(ArraySpec("uint8", (4, 84, 84), 0, 255), discrete(NUM_ACTIONS))
 T = 20
 ENVS_PER_SERVER = 32
 NUM_SINGLE = 16
@@ -157,7 +158,7 @@ def measure_servers(basename: str, num_servers: int, num_envs: int, seconds: flo
     """`polybeast_env` in a terminal of its own."""
     with servers(basename, num_servers, num_envs) as addresses:
         learner = Learner(batch_size=max(1, min(16, num_envs // 2)))
-        gateways = Gateways(GatewaysConfig(server_addresses=addresses), SPEC, NUM_ACTIONS)
+        gateways = Gateways(GatewaysConfig(server_addresses=addresses), SPEC)
         gateways.open()
         gateways.start(learner.pool.add_lane)
         try:

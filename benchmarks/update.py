@@ -8,12 +8,15 @@ import time
 
 import torch
 
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec, discrete
 from torchbeast.core.learner import Learner
 from torchbeast.models import make_model
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.malloc import keep_freed_memory
 
 T, B, A = 20, 32, 6
+SPEC = Spec(ArraySpec("uint8", (4, 84, 84), 0, 255), discrete(A))
 ROUNDS = 3
 
 
@@ -22,7 +25,7 @@ def measure(keep: bool) -> float:
     if keep:
         keep_freed_memory()
     torch.set_num_threads(1)
-    model = make_model("shallow", (4, 84, 84), A, use_lstm=False)
+    model = make_model("shallow", SPEC, use_lstm=False)
     learner = Learner(model, TrainingFlags(), torch.device("cpu"))
     batch = {
         "frame": torch.randint(256, (T + 1, B, 4, 84, 84), dtype=torch.uint8),

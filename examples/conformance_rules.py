@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 import nest
-from libtorchbeast.rows import NUMBERS, ArraySpec, Row, describe
+from libtorchbeast.rows import NUMBERS, Row
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Hello, Refused
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import decode_hello
 from libtorchbeast.rpc.steps import StepReader, encode_actions
+from libtorchbeast.specs import ArraySpec, describe
 
 
 class BrokenRule(Exception):
@@ -117,14 +118,17 @@ def choose_actions(hello: Hello, random: np.random.Generator) -> bytes:
     def choose(spec: ArraySpec) -> np.ndarray:
         shape, dtype = (hello.num_envs, *spec.shape), np.dtype(spec.dtype)
         if dtype.kind == "f":
-            return random.uniform(-1, 1, shape).astype(dtype)
-        return random.integers(0, hello.num_actions or 2, shape).astype(dtype)
+            low, high = (np.clip(bound, -1, 1) for bound in spec.bounds)
+            return random.uniform(low, high, shape).astype(dtype)
+        counts = np.reshape(spec.num_categories or 2, spec.shape if spec.num_categories else ())
+        return random.integers(0, counts, shape).astype(dtype)
 
     return encode_actions(nest.map(choose, hello.spec.action))
 
 
 def describe_hello(hello: Hello) -> str:
-    actions = f", {hello.num_actions} of them" if hello.num_actions else ""
+    number = hello.spec.num_actions
+    actions = f", {number} of them" if number else ""
     return (
         f"{hello.name!r}, {hello.num_envs} environments, observations "
         f"{describe(hello.spec.observation)}, actions {describe(hello.spec.action)}{actions}"

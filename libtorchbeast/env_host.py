@@ -28,6 +28,7 @@ from libtorchbeast.environments import Group, describe_failure, make_environment
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
 from libtorchbeast.seeding import derive_seed
+from libtorchbeast.specs import count_actions
 from libtorchbeast.supervisor import CANNOT_WORK
 from libtorchbeast.tree import leaves_of
 
@@ -53,7 +54,7 @@ async def play(
 
     `BadAnswer` if an action is none of the environments'; they keep their episodes.
     """
-    check = ActionCheck(group.spec.action, group.num_actions)
+    check = ActionCheck(group.spec.action)
     row = group.start()
     while True:
         actions = await link.show(row if knows_truncation else without_truncation(row))
@@ -65,9 +66,9 @@ async def play(
 class ActionCheck:
     """Whether numbers are actions of some environments. Links see to dtypes and shapes."""
 
-    def __init__(self, spec: Any, num_actions: int) -> None:
-        """`num_actions` is 0 if actions are not numbers from 0 on."""
-        self._num_actions = num_actions
+    def __init__(self, spec: Any) -> None:
+        """`spec` of the action."""
+        self._num_actions = count_actions(spec)
         self._has_floats = any(np.dtype(leaf.dtype).kind == "f" for _, leaf in leaves_of(spec))
 
     def __call__(self, actions: Any) -> None:

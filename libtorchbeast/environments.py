@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 
 from libtorchbeast.observations import FrameCheck, as_arrays, check_finite, stack
-from libtorchbeast.rows import (
+from libtorchbeast.rows import Environments, EpisodeCounter, Row, Spec, as_first_row
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.specs import (
     INT64,
-    Environments,
-    EpisodeCounter,
-    Row,
-    Spec,
-    as_first_row,
+    add_offsets,
+    count_actions,
     describe,
-    is_discrete,
+    has_offsets,
     spec_of,
     spec_of_space,
+    with_bounds,
+    zero_based,
 )
-from libtorchbeast.seeding import derive_seed
 from libtorchbeast.tree import map_tree
 
 logger = logging.getLogger("torchbeast")
@@ -91,6 +91,12 @@ def make_environments(factory: str, num_envs: int, seed: int, **options: Any) ->
     return getattr(importlib.import_module(module), name)(num_envs=num_envs, seed=seed, **options)
 
 
+def spec_of_group(envs: Environments, row: Row) -> Spec:
+    """What environments that give such rows are like."""
+    observation = with_bounds(spec_of(row["frame"]), getattr(envs, "observation_spec", None))
+    return Spec(observation, getattr(envs, "action_spec", INT64))
+
+
 class Group:
     """Environments that step together, rebuilt as a whole if they fail as a whole.
 
@@ -119,13 +125,8 @@ class Group:
         return self._envs.num_envs
 
     @property
-    def num_actions(self) -> int:
-        """0 if actions are not numbers from 0 on."""
-        return int(getattr(self._envs, "num_actions", 0) or 0)
-
-    @property
     def spec(self) -> Spec:
-        return Spec(self._observation, getattr(self._envs, "action_spec", INT64))
+        return spec_of_group(self._envs, self.row)
 
     def start(self) -> Row:
         """The first row of a stream; environments that played before keep their episodes."""
@@ -229,10 +230,11 @@ class SyncEnvs:
         self._check: Callable[[Any], None] = FrameCheck() if self.is_checked else _pass
         self.join: Callable[[list[np.ndarray]], Any] = stack if self.is_checked else np.stack
         self.envs = _make_all(make_env, num_envs)
-        space: Any = getattr(self.envs[0], "action_space", None)
-        self.action_spec: Any = INT64 if space is None else spec_of_space(space)
-        self.num_actions = int(space.n) if is_discrete(space) else 0
-        self._first_action = int(getattr(space, "start", 0)) if is_discrete(space) else 0
+        self.observation_spec = _spec_or(None, getattr(self.envs[0], "observation_space", None))
+        self._taken_action = _spec_or(INT64, getattr(self.envs[0], "action_space", None))
+        self.action_spec: Any = zero_based(self._taken_action)
+        self._has_offsets = has_offsets(self._taken_action)
+        self._takes_numbers = count_actions(self.action_spec) > 0
         self._counter = EpisodeCounter(num_envs, self.action_spec)
         self._hit_time_limit = [False] * num_envs
         self._num_steps = 0
@@ -313,16 +315,17 @@ class SyncEnvs:
         return None if self._seed is None else derive_seed(self._seed, *path)
 
     def _split(self, actions: Any) -> list[Any]:
-        """The action of each environment."""
-        if not self.num_actions:
+        """The action of each environment, as its own space counts them."""
+        if self._has_offsets:
+            actions = add_offsets(self._taken_action, actions)
+        if not self._takes_numbers:
             return [self._pick(actions, i) for i in range(self.num_envs)]
         if len(actions) != self.num_envs:
             raise ValueError(f"There must be {self.num_envs} actions, got {len(actions)}.")
         if isinstance(self.envs[0], _OldGym):
             # As they are: NumPy's integers, which environments for TorchBeast's Server know.
-            return [action + self._first_action for action in actions]
-        numbers = np.asarray(actions, np.int64)
-        return (numbers + self._first_action if self._first_action else numbers).tolist()
+            return list(actions)
+        return np.asarray(actions, np.int64).tolist()
 
     def _pick(self, actions: Any, i: int) -> Any:
         return map_tree(lambda _, array: array[i], self.action_spec, actions)
@@ -332,6 +335,10 @@ class SyncEnvs:
         if isinstance(frames[0], np.ndarray):
             return self.join(frames)
         return map_tree(lambda *arrays: self.join(list(arrays)), *frames)
+
+
+def _spec_or(default: Any, space: Any) -> Any:
+    return default if space is None else spec_of_space(space)
 
 
 def _pass(frame: Any) -> None:

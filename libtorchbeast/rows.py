@@ -13,13 +13,13 @@ first row of an environment that was rebuilt.
 Nothing here is compiled, and nothing needs more than NumPy.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from libtorchbeast.specs import INT64, ArraySpec, count_actions, from_json, to_json
 from libtorchbeast.tree import leaves_of, map_tree
 
 Row = dict[str, Any]
@@ -40,8 +40,8 @@ TORCHBEAST_FIELDS = ("frame", "reward", "done", "episode_step", "episode_return"
 class Environments(Protocol):
     """A group: `num_envs` environments that step together.
 
-    May have `num_actions` (0: not numbers from 0 on), and `action_spec`, a nest of `ArraySpec`
-    (default: one int64). Frames are nests of arrays, or of `Unstacked` ones.
+    May have `action_spec`, a nest of `ArraySpec` (default: one int64), and `observation_spec`, for
+    the bounds of what frames hold. Frames are nests of arrays, or of `Unstacked` ones.
     """
 
     num_envs: int
@@ -55,33 +55,17 @@ class Environments(Protocol):
     def close(self) -> None: ...
 
 
-# ------------------------------------------------------------------------------------------- specs
-
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """One array of one environment, without batch and time."""
-
-    dtype: str
-    shape: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-INT64 = ArraySpec("int64")
-
-
 @dataclass(frozen=True)
 class Spec:
     """Observation and action of one environment: trees of `ArraySpec`."""
 
     observation: Any
     action: Any = INT64
+
+    @property
+    def num_actions(self) -> int:
+        """n if an action is a number from 0 to n - 1; 0 if it is something else, or unknown."""
+        return count_actions(self.action)
 
     @property
     def row(self) -> Row:
@@ -95,70 +79,11 @@ class Spec:
 
     def to_json(self) -> Any:
         """Only dicts, lists, strings and numbers."""
-        return {"observation": _to_json(self.observation), "action": _to_json(self.action)}
+        return {"observation": to_json(self.observation), "action": to_json(self.action)}
 
     @classmethod
     def from_json(cls, json: Any) -> "Spec":
-        return cls(_from_json(json["observation"]), _from_json(json["action"]))
-
-
-def spec_of(arrays: Any) -> Any:
-    """The specs of a tree of arrays [K, ...]."""
-    return map_tree(lambda array: ArraySpec(str(array.dtype), tuple(array.shape[1:])), arrays)
-
-
-def spec_of_space(space: Any) -> Any:
-    """A Gym or Gymnasium space as a tree of specs; by its attributes, for any version of them."""
-    parts = getattr(space, "spaces", None)
-    if isinstance(parts, (list, tuple)):
-        return tuple(spec_of_space(part) for part in parts)
-    if parts is not None:
-        return {key: spec_of_space(part) for key, part in parts.items()}
-    if is_discrete(space):
-        return INT64
-    return ArraySpec(str(np.dtype(space.dtype)), tuple(int(n) for n in space.shape))
-
-
-def is_discrete(space: Any) -> bool:
-    """By name, so that the old Gym's spaces fit, too."""
-    return any(kind.__name__ == "Discrete" for kind in type(space).__mro__)
-
-
-def describe(spec: Any) -> str:
-    """A tree of specs, for people."""
-    if isinstance(spec, ArraySpec):
-        return str(spec)
-    if isinstance(spec, dict):
-        return "{" + ", ".join(f"{key!r}: {describe(spec[key])}" for key in sorted(spec)) + "}"
-    return "(" + ", ".join(describe(item) for item in spec) + ")"
-
-
-def canonical(spec: Any) -> Any:
-    """The same for trees that correspond: sequences as tuples, dicts in the order of their keys."""
-    if isinstance(spec, ArraySpec):
-        return spec
-    if isinstance(spec, dict):
-        return {key: canonical(spec[key]) for key in sorted(spec)}
-    return tuple(canonical(item) for item in spec)
-
-
-def _to_json(spec: Any) -> Any:
-    if isinstance(spec, ArraySpec):
-        return {"dtype": spec.dtype, "shape": list(spec.shape)}
-    if isinstance(spec, dict):
-        return {"dict": {key: _to_json(value) for key, value in spec.items()}}
-    kind = "list" if isinstance(spec, list) else "tuple"
-    return {kind: [_to_json(value) for value in spec]}
-
-
-def _from_json(json: Any) -> Any:
-    if "dtype" in json:
-        return ArraySpec(str(json["dtype"]), tuple(int(n) for n in json["shape"]))
-    if "dict" in json:
-        return {str(key): _from_json(value) for key, value in json["dict"].items()}
-    if "list" in json:
-        return [_from_json(value) for value in json["list"]]
-    return tuple(_from_json(value) for value in json["tuple"])
+        return cls(from_json(json["observation"]), from_json(json["action"]))
 
 
 # -------------------------------------------------------------------------------------------- rows

@@ -21,7 +21,8 @@ import numpy as np
 import nest
 from libtorchbeast._C import Turn
 from libtorchbeast.memory import anonymous_memory
-from libtorchbeast.rows import ArraySpec, Row, Spec, Unstacked
+from libtorchbeast.rows import Row, Spec, Unstacked
+from libtorchbeast.specs import ArraySpec
 
 ALIGNMENT = 64
 DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.specs import spec_for
 from tests.test_learner import FLAGS, B, T, make_learner, random_batch
 from torchbeast.core.learner import Learner
 from torchbeast.core.stats import EPISODE_WINDOW
@@ -93,7 +94,7 @@ def test_a_checkpoint_without_totals_can_be_resumed(tmp_path):
 def test_a_model_of_other_shapes_is_told_with_the_place(tmp_path):
     path = tmp_path / "model.tar"
     checkpoint.save(path, make_learner(), FLAGS)
-    model = make_model("mlp", (8,), 4, use_lstm=False)
+    model = make_model("mlp", spec_for((8,), 4), use_lstm=False)
     with pytest.raises(UsageError, match=f"{path} was trained on Catch and does not fit Catch as"):
         checkpoint.resume(path, Learner(model, FLAGS, torch.device("cpu")), FLAGS)
 

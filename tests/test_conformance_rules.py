@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.messages import encode_hello
 from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.examples import load
 
 rules = load("conformance_rules")
 
-HELLO = Hello("test", 1, Spec(ArraySpec("float32", (2,)), ArraySpec("int64")), 3, "secret")
+HELLO = Hello("test", 1, Spec(ArraySpec("float32", (2,)), discrete(3)), "secret")
 FIRST = (0.0, True, 0, 0.0, False)  # reward, done, episode_step, episode_return, truncated
 STEPS = [
     FIRST,
@@ -99,4 +100,4 @@ def test_a_hello_must_have_the_token_and_be_one():
 def test_actions_fit_and_all_of_them_come():
     random = np.random.default_rng(0)
     seen = {rules.choose_actions(HELLO, random) for _ in range(50)}
-    assert len(seen) == HELLO.num_actions
+    assert len(seen) == HELLO.spec.num_actions

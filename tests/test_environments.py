@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from libtorchbeast.environments import HEALTHY_STEPS, MAX_REBUILDS, Broken, SyncEnvs
 from libtorchbeast.observations import FrameCheck, all_finite
-from libtorchbeast.rows import ArraySpec, spec_of, spec_of_space
 from libtorchbeast.seeding import derive_seed
+from libtorchbeast.specs import INT64, ArraySpec, discrete, spec_of
 from libtorchbeast.tree import leaves_of
 
 
@@ -179,8 +179,7 @@ def test_old_gym_environments_fit_and_their_limits_are_recognised(make_env):
         (2.0, False, False),
         (0.0, True, True),
     ]
-    assert envs.num_actions == (2 if make_env is OldStyleWithSpaces else 0)
-    assert envs.action_spec == ArraySpec("int64")
+    assert envs.action_spec == (discrete(2) if make_env is OldStyleWithSpaces else INT64)
     assert all(isinstance(action, np.int64) for action in envs.envs[0].actions)
     envs.close()  # though there is no such method
 
@@ -247,18 +246,10 @@ def test_actions_may_be_trees():
             return np.array([action["move"]], np.float32), 0.0, False, False, {}
 
     envs = SyncEnvs(Pilot, num_envs=2, rebuild=False)
-    assert envs.num_actions == 0
     assert envs.reset()["last_action"]["aim"].shape == (2, 2)
     row = envs.step({"aim": np.zeros((2, 2), np.float32), "move": np.array([2, 3])})
     assert row["frame"].tolist() == [[2], [3]]
     assert row["last_action"]["move"].tolist() == [2, 3]
-
-
-def test_action_spaces_become_specs():
-    space = spaces.Dict({"move": spaces.Discrete(4), "aim": spaces.Box(-1, 1, (2,), np.float32)})
-    assert spec_of_space(space) == {"aim": ArraySpec("float32", (2,)), "move": ArraySpec("int64")}
-    assert spec_of_space(spaces.MultiDiscrete([2, 3])) == ArraySpec("int64", (2,))
-    assert spec_of_space(spaces.Tuple([spaces.Discrete(2)])) == (ArraySpec("int64"),)
 
 
 # ---------------------------------------------------------------------------------- observations

@@ -3,14 +3,16 @@
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
 
-from libtorchbeast.environments import SyncEnvs
-from torchbeast.envs import EnvOptions, make_envs
-from torchbeast.envs.atari import AtariEnvs
+from libtorchbeast.specs import ArraySpec, count_actions, discrete
+from torchbeast.envs import EnvOptions, look_at, make_envs
+from torchbeast.envs.atari import AtariEnvs, Game
 from torchbeast.envs.vector import VectorEnvs
 from torchbeast.errors import UsageError
+from torchbeast.models import make_model
 
 
 class Counting(gymnasium.Env):
@@ -57,11 +59,11 @@ class Numbers:
 
 
 def test_old_gym_environments_may_show_numbers():
-    envs = make_envs(EnvOptions(f"{__name__}:Numbers"), num_envs=2)
-    assert envs.reset()["frame"].tolist() == [[1, 0, 0], [1, 0, 0]]
-    frame = envs.step(np.array([0, 1]))["frame"]
-    assert frame.tolist() == [[0, 1, 0], [0, 0, 1]]
-    assert frame.dtype == np.float32
+    options = EnvOptions(f"{__name__}:Numbers")
+    envs = make_envs(options, num_envs=2)
+    assert envs.reset()["frame"].tolist() == [5, 5]
+    assert envs.step(np.array([0, 1]))["frame"].tolist() == [6, 7]
+    assert look_at(options).observation == ArraySpec("int64", (), 5, 7, categories=True)
 
 
 class Tree(Counting):
@@ -104,9 +106,27 @@ def test_actions_that_do_not_start_at_0_are_shifted(factory):
     envs = make_envs(EnvOptions(f"{__name__}:{factory}"), num_envs=2)
     envs.reset()
     row = envs.step(np.array([0, 1]))
-    assert envs.num_actions == 2
+    assert envs.action_spec == discrete(2)
     assert row["reward"].tolist() == [13, 14]
     assert row["last_action"].tolist() == [0, 1]  # as the agent counts them
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_wide_unsigned_integers_are_seen_as_they_are(dtype):
+    high = np.iinfo(dtype).max
+    options = EnvOptions(
+        "tests.helpers.tasks:wide_integers", env_kwargs=f'{{"dtype": "{dtype}", "high": {high}}}'
+    )
+    envs = make_envs(options, num_envs=8, seed=0)
+    frame = envs.reset()["frame"]
+    assert set(frame.ravel().tolist()) == {0, high}
+    torch.zeros(3, 2, dtype=torch.from_numpy(frame).dtype)[torch.tensor([0, 1])] = 1  # or it raises
+    assert look_at(options).observation.high == high
+
+
+def test_one_number_may_be_an_observation():
+    spec = look_at(EnvOptions("tests.helpers.tasks:one_number"))
+    assert spec.observation == ArraySpec("float32", (), -1.0, 1.0)
 
 
 def test_seeds_make_episodes_repeat():
@@ -162,12 +182,12 @@ def test_catch_can_be_won_by_following_the_ball():
 # --- Atari ------------------------------------------------------------------------------------
 
 
-def play_atari(steps=2500, num_envs=2, game="breakout", **options):
-    envs = AtariEnvs(game, num_envs, seed=1, **options)
+def play_atari(steps=2500, num_envs=2, game="breakout", episodic_life=False, **options):
+    envs = AtariEnvs(Game(game, **options), num_envs, seed=1, episodic_life=episodic_life)
     rng = np.random.default_rng(0)
     rows = [envs.reset()]
     for _ in range(steps):
-        rows.append(envs.step(rng.integers(envs.num_actions, size=num_envs)))
+        rows.append(envs.step(rng.integers(count_actions(envs.action_spec), size=num_envs)))
     envs.close()
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -198,7 +218,7 @@ def test_atari_games_of_neighbouring_seeds_share_none(monkeypatch):
 
     monkeypatch.setattr(AtariVectorEnv, "reset", spy)
     for seed in range(3):
-        envs = AtariEnvs("pong", 4, seed)
+        envs = AtariEnvs(Game("pong"), 4, seed)
         envs.reset()
         envs.close()
     assert len(set(seeds)) == len(seeds) == 12
@@ -215,6 +235,50 @@ def test_a_lost_life_is_done_but_no_finished_episode():
     assert 3 <= lost.sum() / finished.sum() <= 6  # five lives a game
     end = np.flatnonzero(finished[:, 0])[0]
     assert rows["episode_return"][end, 0] == rows["reward"][: end + 1, 0].sum()
+
+
+class LifeGiver:
+    """ALE with a game that gives two lives before its end, and begins with one."""
+
+    def __init__(self, *args, life_loss_info=False, **kwargs):
+        self.tells_lives = life_loss_info
+        self.single_observation_space = spaces.Box(0, 255, (1, 2, 2), np.uint8)
+        self.single_action_space = spaces.Discrete(2)
+        self.time, self.began, self.lives = 0, 0, 1
+
+    def _info(self):
+        frame = np.array([4 * self.time])
+        since = np.array([4 * (self.time - self.began)])
+        lives = np.array([self.lives])
+        return {"lives": lives, "frame_number": frame, "episode_frame_number": since}
+
+    def reset(self, *, seed):
+        return np.zeros((1, 1, 2, 2), np.uint8), self._info()
+
+    def step(self, actions):
+        self.time += 1
+        age = self.time - self.began
+        lost = age == 2
+        self.lives = {1: 3, 2: 2, 3: 3}.get(age, self.lives)
+        over = age == 4
+        if over:
+            self.began, self.lives = self.time, 1
+        terminated = np.array([over or (lost and self.tells_lives)])
+        frame = np.zeros((1, 1, 2, 2), np.uint8)
+        return frame, np.ones(1), terminated, np.zeros(1, np.bool_), self._info()
+
+
+@pytest.mark.parametrize("episodic_life", [False, True])
+def test_games_that_end_with_more_lives_than_they_begin_with_lose_no_episode(
+    monkeypatch, episodic_life
+):
+    monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv", LifeGiver)
+    envs = AtariEnvs(Game("any"), 1, episodic_life=episodic_life)
+    envs.reset()
+    rows = [envs.step(np.zeros(1, np.int64)) for _ in range(8)]
+    finished = [row for row in rows if row["done"][0] and row["episode_step"][0] > 0]
+    assert [row["episode_return"].item() for row in finished] == [4, 4]
+    assert [row["done"].item() for row in rows] == [False, episodic_life, False, True] * 2
 
 
 def test_an_atari_time_limit_is_a_truncation():
@@ -300,13 +364,6 @@ def test_a_wrong_name_gets_did_you_mean(wrong, right):
         make_envs(EnvOptions(wrong), num_envs=1)
 
 
-def test_numbers_as_observations_become_vectors():
-    row = make_envs(EnvOptions("FrozenLake-v1"), num_envs=3, seed=0).reset()
-    assert row["frame"].shape == (3, 16)
-    assert row["frame"].sum(axis=1).tolist() == [1, 1, 1]
-    assert (row["frame"][:, 0] == 1).all()
-
-
 def test_sticky_actions_change_the_game():
     def frames(sticky):
         options = EnvOptions("PongNoFrameskip-v4", noop_max=0, sticky_actions=sticky)
@@ -320,38 +377,7 @@ def test_sticky_actions_change_the_game():
 
 def test_continuous_actions_get_one_sentence():
     with pytest.raises(UsageError, match="must be Discrete"):
-        make_envs(EnvOptions("Pendulum-v1"), num_envs=1)
-
-
-def counting_vector(num_envs, length, limit):
-    return gymnasium.vector.SyncVectorEnv([lambda: Counting(length, limit)] * num_envs)
-
-
-def test_a_vector_environment_gives_the_same_rows_at_a_time_limit():
-    actions = [0, 1, 1, 0, 1, 0, 1]
-    ours = play(VectorEnvs(counting_vector(2, 3, limit=True)), actions)
-    assert ours == play(SyncEnvs(lambda: Counting(3, limit=True), 2), actions)
-
-
-def test_a_vector_environment_shows_the_last_observation_and_then_the_end():
-    envs = VectorEnvs(counting_vector(1, length=2, limit=False))
-    rows = [envs.reset(), *(envs.step(np.array([a])) for a in (0, 1, 1, 0))]
-    assert [float(row["frame"][0, 0]) for row in rows] == [0, 1, 2, 0, 1]
-    assert [bool(row["done"][0]) for row in rows] == [True, False, False, True, False]
-    assert not any(row["truncated"][0] for row in rows)
-    assert [float(row["reward"][0]) for row in rows] == [0, 10, 11, 0, 10]
-    assert [int(row["episode_step"][0]) for row in rows] == [0, 1, 2, 2, 1]
-    assert float(rows[3]["episode_return"][0]) == 21
-
-
-def test_numbers_of_a_vector_environment_become_vectors():
-    make = [lambda: gymnasium.make("FrozenLake-v1")] * 3
-    envs = VectorEnvs(gymnasium.vector.SyncVectorEnv(make), seed=0)
-    frame = envs.reset()["frame"]
-    assert frame.shape == (3, 16)
-    assert frame.dtype == np.float32
-    np.testing.assert_array_equal(frame[:, 0], 1)  # all begin in the first field
-    np.testing.assert_array_equal(envs.step(np.ones(3, np.int64))["frame"].sum(axis=1), 1)
+        make_model("auto", look_at(EnvOptions("Pendulum-v1")), use_lstm=False)
 
 
 def test_a_factory_that_takes_num_envs_makes_a_vector(tmp_path, monkeypatch):
@@ -370,19 +396,3 @@ def test_a_factory_that_takes_num_envs_makes_a_vector(tmp_path, monkeypatch):
     assert envs.step(np.zeros(3, np.int64))["frame"].dtype == np.float32
     with pytest.raises(UsageError, match=r"must return a gymnasium.vector.VectorEnv"):
         make_envs(EnvOptions("vectors:wrong"), num_envs=3)
-
-
-def test_a_vector_environment_that_resets_at_once_is_refused():
-    mode = gymnasium.vector.AutoresetMode.SAME_STEP
-    env = gymnasium.vector.SyncVectorEnv([lambda: Counting(3, True)], autoreset_mode=mode)
-    with pytest.raises(UsageError, match="must reset at the step after an end"):
-        VectorEnvs(env)
-
-
-def test_a_vector_environment_must_say_when_it_resets():
-    env = counting_vector(1, length=3, limit=True)
-    env.metadata = {}
-    with pytest.raises(UsageError, match=r"AutoresetMode\.NEXT_STEP if it resets at"):
-        VectorEnvs(env)
-    env.metadata = {"autoreset_mode": "NextStep"}
-    VectorEnvs(env).close()

@@ -12,12 +12,13 @@ import tempfile
 import numpy as np
 import pytest
 
-from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import Greeting, Hello
 from libtorchbeast.rpc.messages import encode_greeting
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_actions, encode_step
+from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.certificates import Certificates
 from tests.helpers.examples import ROOT, build_cpp_client, install_js_client, load
 from tests.helpers.threads import wait_until
@@ -38,12 +39,13 @@ conformance_rules = load("conformance_rules")
 NAUGHTY = """
 import os, signal, sys
 import grpc
-from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec, discrete
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.messages import encode_hello
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-spec = Spec(ArraySpec("float32", (2,)), ArraySpec("int64"))
-hello = encode_hello(Hello("naughty", 1, spec, 3, os.environ["TORCHBEAST_TOKEN"]))
+spec = Spec(ArraySpec("float32", (2,)), discrete(3))
+hello = encode_hello(Hello("naughty", 1, spec, os.environ["TORCHBEAST_TOKEN"]))
 while True:
     with grpc.insecure_channel(sys.argv[1]) as channel:
         call = channel.stream_stream("/torchbeast.v1.Learner/Play")(iter([hello, hello]))
@@ -207,8 +209,8 @@ def test_an_episode_may_be_truncated_right_after_the_stream_before_it_broke():
         for step in steps:
             rules.check(encode(*step))
 
-    spec = Spec(ArraySpec("float32", (2,)), ArraySpec("int64"))
-    hello = Hello("test", 1, spec, 3, "")
+    spec = Spec(ArraySpec("float32", (2,)), discrete(3))
+    hello = Hello("test", 1, spec)
     truncated = (0.0, True, 200, True)
     steps = [(0.0, True, 0, False), truncated, (1.0, False, 1, False), (1.0, True, 2, False)]
     check(steps, is_new=False)

@@ -15,8 +15,9 @@ from libtorchbeast.environments import (
     SyncEnvs,
     make_environments,
 )
-from libtorchbeast.rows import ArraySpec, EpisodeCounter, Spec, Unstacked, spec_of
+from libtorchbeast.rows import EpisodeCounter, Spec, Unstacked
 from libtorchbeast.seeding import derive_seed
+from libtorchbeast.specs import ArraySpec, discrete, spec_of
 from libtorchbeast.tree import leaves_of
 from torchbeast.envs import EnvOptions, make_envs, make_group
 
@@ -86,7 +87,7 @@ class Vector:
     """A vector environment that is not Gymnasium's; it fails in step `at` if `how` says so."""
 
     num_envs = K
-    num_actions = 4
+    action_spec = discrete(4)
 
     def __init__(self, how="", seed=0, at=3):
         self.how, self.seed, self.at = how, seed, at
@@ -135,8 +136,8 @@ def test_a_vector_that_fails_is_rebuilt_as_a_whole(how, message, caplog):
     first = group.start()
     assert first["done"].all()
     assert not first["truncated"].any()
-    assert group.spec == Spec({"time": ArraySpec("float32", (2,))})
-    assert (group.num_envs, group.num_actions) == (K, 4)
+    assert group.spec == Spec({"time": ArraySpec("float32", (2,))}, discrete(4))
+    assert group.num_envs == K
     rows = [group.step(ACTIONS) for _ in range(5)]
     assert [row["episode_step"].tolist() for row in rows] == [[n] * K for n in (1, 2, 0, 1, 2)]
     assert [row["reward"].tolist() for row in rows] == [[n] * K for n in (1, 1, 0, 1, 1)]

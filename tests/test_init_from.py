@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.specs import spec_for
 from torchbeast.errors import UsageError
 from torchbeast.models import make_model
 from torchbeast.models.net import Net
@@ -20,7 +21,7 @@ def save(path, model):
 
 @pytest.mark.parametrize("source", ["run", "{savedir}/run", "{savedir}/run/model.tar"])
 def test_a_name_a_folder_or_a_file_give_their_weights(tmp_path, source):
-    theirs, ours = (make_model("mlp", (4,), 2, use_lstm=True) for _ in range(2))
+    theirs, ours = (make_model("mlp", spec_for((4,), 2), use_lstm=True) for _ in range(2))
     path = tmp_path / "run" / "model.tar"
     save(path, theirs)
     said = init_from(source.format(savedir=tmp_path), tmp_path, ours)
@@ -31,7 +32,10 @@ def test_a_name_a_folder_or_a_file_give_their_weights(tmp_path, source):
 
 
 def test_tensors_of_other_shapes_start_anew_and_are_named(tmp_path):
-    theirs, ours = make_model("mlp", (4,), 2, False), make_model("mlp", (4,), 3, False)
+    theirs, ours = (
+        make_model("mlp", spec_for((4,), 2), False),
+        make_model("mlp", spec_for((4,), 3), False),
+    )
     save(tmp_path / "run" / "model.tar", theirs)
     policy = ours.policy.weight.clone()
     said = init_from("run", tmp_path, ours)
@@ -47,9 +51,9 @@ def test_weights_that_fit_nowhere_are_refused(tmp_path):
     with pytest.raises(
         UsageError, match=r"No tensor in .* fits .*encoder.layers.0.weight is not th"
     ):
-        init_from("run", tmp_path, make_model("mlp", (4,), 2, False))
+        init_from("run", tmp_path, make_model("mlp", spec_for((4,), 2), False))
     with pytest.raises(UsageError, match="--init_from nobody must be a checkpoint, a folder"):
-        init_from("nobody", tmp_path, make_model("mlp", (4,), 2, False))
+        init_from("nobody", tmp_path, make_model("mlp", spec_for((4,), 2), False))
 
 
 class TorchBeastsNet(nn.Module):

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from libtorchbeast import secret
-from libtorchbeast.rows import Spec, spec_of
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.certificates import RevokedNames
 from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.rpc.security import Security
+from libtorchbeast.specs import spec_of
 from libtorchbeast.workers import Workers, WorkersConfig
 from tests.helpers.attacks import under_attack
 from tests.helpers.certificates import Certificates, write_secret

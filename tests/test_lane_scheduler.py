@@ -9,8 +9,9 @@ import pytest
 
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
 from libtorchbeast.local_socket import JsonSocket
-from libtorchbeast.rows import ArraySpec, EpisodeCounter, Spec
+from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
+from libtorchbeast.specs import ArraySpec
 
 SPEC = Spec(ArraySpec("float32"))
 

@@ -12,7 +12,7 @@ import pytest
 
 from libtorchbeast import _C
 from libtorchbeast.memory import anonymous_memory
-from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rows import Spec
 from libtorchbeast.shared_lanes import (
     AGENT,
     ALIGNMENT,
@@ -24,6 +24,7 @@ from libtorchbeast.shared_lanes import (
     LaneClosed,
     lane_size,
 )
+from libtorchbeast.specs import ArraySpec
 
 SPEC = Spec(
     {"image": ArraySpec("uint8", (3, 5)), "parts": (ArraySpec("float64"), ArraySpec("bool", (7,)))},

@@ -26,6 +26,7 @@ PURE = {
         "rows",
         "secret",
         "seeding",
+        "specs",
         "tree",
     )
 }
@@ -37,7 +38,7 @@ ALLOWED = {
     "libtorchbeast": {"nest", "torch"},
     "torchbeast/errors.py": set(),
     "torchbeast/envs": {"torchbeast.errors", *PURE},
-    "torchbeast/models": {"torchbeast.errors", "torch", "libtorchbeast.tree"},
+    "torchbeast/models": {"torchbeast.errors", "torch", *PURE},
     "torchbeast/core": {
         "torchbeast.errors",
         "torchbeast.envs",

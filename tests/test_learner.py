@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.specs import spec_for
 from tests.helpers.threads import run_in_threads
 from torchbeast.core import learner as learner_module
 from torchbeast.core import losses, vtrace
@@ -24,6 +25,7 @@ FLAGS = TrainingFlags(
     unroll_length=T,
     batch_size=B,
     entropy_cost=0.01,
+    reward_clipping="abs_one",
     vtrace_lambda=1.0,
 )
 
@@ -46,7 +48,7 @@ def random_batch(seed=0):
 
 def make_learner(flags=FLAGS, model=None):
     torch.manual_seed(0)
-    model = model or make_model("mlp", (7,), A, use_lstm=False)
+    model = model or make_model("mlp", spec_for((7,), A), use_lstm=False)
     return Learner(model, flags, torch.device("cpu"))
 
 
@@ -56,7 +58,7 @@ class Normalised(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(7)
-        self.agent = make_model("mlp", (7,), A, use_lstm=False)
+        self.agent = make_model("mlp", spec_for((7,), A), use_lstm=False)
 
     def forward(self, inputs, state=()):
         frame = self.norm(inputs["frame"].flatten(0, 1)).view_as(inputs["frame"])
@@ -242,7 +244,7 @@ def test_training_ends_after_many_skipped_updates_in_a_row(monkeypatch):
 def test_huge_frames_of_one_environment_end_nothing():
     """As large as the network lets through: some gradient is infinite then, but no weight is."""
     torch.manual_seed(0)
-    model = make_model("deep", (4, 36, 36), A, use_lstm=False)
+    model = make_model("deep", spec_for((4, 36, 36), A), use_lstm=False)
     learner = Learner(model, FLAGS, torch.device("cpu"))
     for i in range(3):
         batch = random_batch(i)
@@ -337,7 +339,7 @@ class WithLosses(nn.Module):
 
     def __init__(self, **losses):
         super().__init__()
-        self.agent = make_model("mlp", (7,), A, use_lstm=False)
+        self.agent = make_model("mlp", spec_for((7,), A), use_lstm=False)
         self.scale = nn.Parameter(torch.tensor(2.0))
         self.losses = losses
 
@@ -431,7 +433,7 @@ def test_every_pass_goes_through_what_is_wrapped_around_the_model():
             calls.append(1)
             return self.module(*args)
 
-    model = make_model("mlp", (7,), A, use_lstm=False)
+    model = make_model("mlp", spec_for((7,), A), use_lstm=False)
     learner = Learner(model, FLAGS, torch.device("cpu"), wrap=Wrapped)
     learner.step(random_batch(), ())
     assert len(calls) == 1
@@ -453,7 +455,7 @@ def test_bfloat16_spares_memory_and_heads(use_lstm):
     """With values around 50, a head in bfloat16 rounds them to quarters: an error of 0.02 to 0.04
     here, which the encoder alone does not make."""
     torch.manual_seed(0)
-    model = make_model("shallow", (4, 84, 84), A, use_lstm)
+    model = make_model("shallow", spec_for((4, 84, 84), A), use_lstm)
     with torch.no_grad():
         model.baseline.bias += 50.0
     batch, state = random_batch(), model.initial_state(B)
@@ -602,4 +604,4 @@ def test_an_agent_that_acts_samples_but_drops_nothing_out():
     assert torch.equal(first, again)
     assert torch.equal(mean, learnt.body[0].running_mean)
     assert learnt.body[1].training  # the learner's own is as it was
-    assert prepare_to_act(make_model("mlp", (7,), A, use_lstm=False)).training
+    assert prepare_to_act(make_model("mlp", spec_for((7,), A), use_lstm=False)).training

@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec, discrete
+from tests.helpers.specs import spec_for
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent, make_model
 
@@ -28,7 +31,7 @@ def random_inputs(T, B, frame_shape=(4, 84, 84), done_rate=0.3, seed=0):
     ("name", "frame_shape"), [("shallow", (4, 84, 84)), ("deep", (4, 84, 84)), ("mlp", (7,))]
 )
 def test_models_give_logits_baseline_and_action(name, frame_shape, use_lstm):
-    model = make_model(name, frame_shape, NUM_ACTIONS, use_lstm)
+    model = make_model(name, spec_for(frame_shape, NUM_ACTIONS), use_lstm)
     state = model.initial_state(batch_size=3)
     output, new_state = model(random_inputs(5, 3, frame_shape), state)
     assert output["policy_logits"].shape == (5, 3, NUM_ACTIONS)
@@ -42,7 +45,7 @@ def test_models_give_logits_baseline_and_action(name, frame_shape, use_lstm):
 def test_unrolling_a_rollout_equals_stepping_through_it(done_rate):
     """What the learner computes for T rows is what the actor computed row by row."""
     T, B = 9, 4
-    model = make_model("mlp", (7,), NUM_ACTIONS, use_lstm=True)
+    model = make_model("mlp", spec_for((7,), NUM_ACTIONS), use_lstm=True)
     inputs = random_inputs(T, B, (7,), done_rate)
     start = tuple(torch.randn_like(s) for s in model.initial_state(B))
     whole, end = model(inputs, start)
@@ -60,7 +63,7 @@ def test_unrolling_a_rollout_equals_stepping_through_it(done_rate):
 def test_memory_is_zeroed_exactly_at_episode_starts():
     """From a row with `done` on, nothing before it matters; in other columns everything does."""
     T, B, start = 8, 3, 4
-    model = make_model("mlp", (7,), NUM_ACTIONS, use_lstm=True)
+    model = make_model("mlp", spec_for((7,), NUM_ACTIONS), use_lstm=True)
     inputs = random_inputs(T, B, (7,), done_rate=0.0)
     inputs["done"][start, 1] = True
     a, _ = model(inputs, model.initial_state(B))
@@ -73,7 +76,7 @@ def test_memory_is_zeroed_exactly_at_episode_starts():
 
 
 def test_bad_memory_does_not_survive_an_episode_start():
-    model = make_model("mlp", (7,), NUM_ACTIONS, use_lstm=True)
+    model = make_model("mlp", spec_for((7,), NUM_ACTIONS), use_lstm=True)
     inputs = random_inputs(1, 2, (7,), done_rate=1.0)
     state = tuple(torch.full_like(s, float("nan")) for s in model.initial_state(2))
     output, _ = model(inputs, state)
@@ -82,7 +85,7 @@ def test_bad_memory_does_not_survive_an_episode_start():
 
 @pytest.mark.parametrize("name", ["shallow", "deep"])
 def test_image_models_see_the_last_action_and_reward(name):
-    model = make_model(name, (4, 84, 84), NUM_ACTIONS, use_lstm=False)
+    model = make_model(name, spec_for((4, 84, 84), NUM_ACTIONS), use_lstm=False)
     inputs = {**random_inputs(1, 2), "reward": torch.zeros(1, 2)}
     before, _ = model(inputs)
     for field, value in (
@@ -95,7 +98,7 @@ def test_image_models_see_the_last_action_and_reward(name):
 
 def test_an_even_background_leaves_no_trace():
     """Frames that differ in brightness only look the same to the convolutions."""
-    model = make_model("shallow", (4, 84, 84), NUM_ACTIONS, use_lstm=False)
+    model = make_model("shallow", spec_for((4, 84, 84), NUM_ACTIONS), use_lstm=False)
     inputs = random_inputs(1, 2)
     inputs["frame"] = inputs["frame"] // 2
     brighter = {**inputs, "frame": inputs["frame"] + 50}
@@ -112,8 +115,8 @@ def test_the_shallow_net_has_the_papers_size():
 
 
 def test_channels_may_come_last():
-    first = make_model("shallow", (3, 84, 84), NUM_ACTIONS, use_lstm=False)
-    last = make_model("shallow", (84, 84, 3), NUM_ACTIONS, use_lstm=False)
+    first = make_model("shallow", spec_for((3, 84, 84), NUM_ACTIONS), use_lstm=False)
+    last = make_model("shallow", spec_for((84, 84, 3), NUM_ACTIONS), use_lstm=False)
     last.load_state_dict(first.state_dict())
     inputs = random_inputs(2, 2, (3, 84, 84))
     a, _ = first(inputs)
@@ -123,7 +126,7 @@ def test_channels_may_come_last():
 
 def test_actions_are_drawn_in_training_and_greedy_in_eval():
     torch.manual_seed(0)
-    model = make_model("mlp", (7,), NUM_ACTIONS, use_lstm=False)
+    model = make_model("mlp", spec_for((7,), NUM_ACTIONS), use_lstm=False)
     one = random_inputs(1, 1, (7,))
     inputs = {name: value.expand(1, 4000, *value.shape[2:]) for name, value in one.items()}
     output, _ = model(inputs)
@@ -135,25 +138,10 @@ def test_actions_are_drawn_in_training_and_greedy_in_eval():
     assert (output["action"] == output["policy_logits"].argmax(-1)).all()
 
 
-def test_auto_chooses_by_the_shape_of_the_frame():
-    assert type(make_model("auto", (4, 84, 84), 2, False).encoder).__name__ == "ShallowConv"
-    assert type(make_model("auto", (96, 96, 3), 2, False).encoder).__name__ == "ShallowConv"
-    assert type(make_model("auto", (10, 5), 2, False).encoder).__name__ == "MLP"
-
-
-def test_bytes_reach_the_mlp_as_small_numbers():
-    model = make_model("mlp", (7,), NUM_ACTIONS, use_lstm=False)
-    inputs = random_inputs(1, 2, (7,))
-    as_bytes = {**inputs, "frame": torch.full((1, 2, 7), 51, dtype=torch.uint8)}
-    as_floats = {**inputs, "frame": torch.full((1, 2, 7), 0.2)}
-    a, b = model(as_bytes)[0], model(as_floats)[0]
-    torch.testing.assert_close(a["policy_logits"], b["policy_logits"])
-
-
 def test_wrong_models_get_one_sentence():
-    with pytest.raises(UsageError, match="three dimensions"):
-        make_model("deep", (7,), 2, False)
+    with pytest.raises(UsageError, match="two or three dimensions"):
+        make_model("deep", spec_for((7,), 2), False)
     with pytest.raises(UsageError, match="one array as observation"):
-        make_model("mlp", {"image": (4, 84, 84)}, 2, False)
+        make_model("mlp", Spec({"image": ArraySpec("uint8", (4, 84, 84))}, discrete(2)), False)
     with pytest.raises(UsageError, match="cannot be imported"):
-        make_model("no.such:Model", (7,), 2, False)
+        make_model("no.such:Model", spec_for((7,), 2), False)

@@ -92,9 +92,8 @@ def test_rollouts_continue_exactly_where_the_last_one_ended():
         envs_per_actor=3,
     )
     envs = monobeast.make_group(flags, 1, seed=0)
-    row = envs.row
-    model = monobeast.build_model(flags, row, envs.num_actions)
-    rollouts = monobeast.Rollouts(flags, row, model, envs.num_actions)
+    model = monobeast.build_model(flags, envs.spec)
+    rollouts = monobeast.Rollouts(flags, envs.spec, model)
     weights = monobeast.SharedWeights(model)
     weights.publish(model, 0)
     shared = monobeast.Shared(rollouts, weights, torch.zeros(1, dtype=torch.int64))
@@ -303,10 +302,10 @@ def test_an_actor_that_waits_for_slots_does_not_hang(tmp_path):
     """Its heartbeat stands still while the learner is slow, and that is no fault of its own."""
     flags = monobeast.Flags(env="Catch", model="mlp", num_actors=1, envs_per_actor=2, batch_size=1)
     envs = monobeast.make_group(flags, 1, seed=0)
-    model = monobeast.build_model(flags, envs.row, envs.num_actions)
+    model = monobeast.build_model(flags, envs.spec)
     weights = monobeast.SharedWeights(model)
     weights.publish(model, 0)
-    rollouts = monobeast.Rollouts(flags, envs.row, model, envs.num_actions)
+    rollouts = monobeast.Rollouts(flags, envs.spec, model)
     shared = monobeast.Shared(rollouts, weights, shared_zeros((1,), torch.int64))
     actors = monobeast.Actors(flags, shared, seed=0)
     (child,) = actors._supervisor.children

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.specs import spec_for
 from torchbeast.core import losses
 from torchbeast.core.learner import Learner, compute_loss
 from torchbeast.core.reward_scale import RewardScale
@@ -61,7 +62,7 @@ class Joined(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.agent = make_model("mlp", (4,), A, use_lstm=False)
+        self.agent = make_model("mlp", spec_for((4,), A), use_lstm=False)
 
     def initial_state(self, batch_size=1):
         return ()

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from libtorchbeast.rows import ArraySpec, EpisodeCounter, Spec
+from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.gateway import MAX_UNAUTHENTICATED_TEXTS
 from libtorchbeast.rpc.handshake import Hello
@@ -24,6 +24,7 @@ from libtorchbeast.rpc.messages import (
     encode_hello,
 )
 from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.specs import ArraySpec
 from tests.helpers.counting import counting_group
 from tests.helpers.remote import check_rollouts, client, learner
 from tests.helpers.threads import run_in_threads, wait_until

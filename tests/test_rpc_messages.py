@@ -2,6 +2,8 @@
 
 import ast
 import contextlib
+import json
+import math
 import random
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nest
-from libtorchbeast.rows import NUMBERS, ArraySpec, Spec
+from libtorchbeast.rows import NUMBERS, Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import (
     DTYPES,
@@ -22,6 +24,7 @@ from libtorchbeast.rpc.handshake import (
     Hello,
     Refused,
     check_fit,
+    hello_from_json,
 )
 from libtorchbeast.rpc.messages import (
     decode_answer,
@@ -33,6 +36,7 @@ from libtorchbeast.rpc.messages import (
 )
 from libtorchbeast.rpc.steps import ActionsReader, StepReader, encode_actions, encode_step
 from libtorchbeast.shared_lanes import Lane
+from libtorchbeast.specs import ArraySpec, discrete
 
 ROOT = Path(__file__).parent.parent
 ACTION = ArraySpec("int64")
@@ -91,8 +95,43 @@ specs = st.recursive(
 @settings(deadline=None)
 @given(specs, specs, st.integers(1, 99), st.text(max_size=20))
 def test_a_hello_comes_in_as_it_went_out(observation, action, num_envs, token):
-    hello = Hello("somebody", num_envs, Spec(observation, action), 0, token)
+    hello = Hello("somebody", num_envs, Spec(observation, action), token)
     assert decode_hello(encode_hello(hello)) == hello
+
+
+def test_bounds_and_categories_come_in_as_they_went_out():
+    observation = {
+        "board": ArraySpec("uint8", (2, 2), 0, 1),
+        "joints": ArraySpec("float32", (2,), (-1.0, -math.inf), (1.0, math.inf)),
+        "tile": ArraySpec("int64", (), 5, 7, categories=True),
+    }
+    action = ArraySpec("int64", (2,), 0, (1, 2), categories=True)
+    hello = Hello("somebody", 1, Spec(observation, action))
+    assert decode_hello(encode_hello(hello)) == hello
+    assert hello_from_json(json.loads(json.dumps(hello.to_json())), 1000) == hello
+
+
+def test_an_older_end_that_says_only_the_number_of_actions_is_understood():
+    data = hello_with(num_actions=3)
+    assert decode_hello(data).spec.action == discrete(3)
+    plain = Hello("x", 1, Spec(NESTED.observation)).to_json()
+    assert hello_from_json({**plain, "num_actions": 3}, 1000).spec.action == discrete(3)
+    assert (
+        pb.EnvironmentMessage.FromString(
+            encode_hello(Hello("x", 1, Spec(NESTED.observation, discrete(3))))
+        ).hello.num_actions
+        == 3
+    )  # for older learners
+
+
+def test_environments_fit_by_their_arrays_and_numbers_of_categories():
+    board = ArraySpec("uint8", (2, 2), 0, 1)
+    check_fit(Spec(board, discrete(3)), Spec(ArraySpec("uint8", (2, 2)), discrete(3)))
+    check_fit(Spec(board, discrete(3)), Spec(board, ACTION))  # nobody said how many
+    with pytest.raises(Refused, match="works with 3 actions, these environments have 4"):
+        check_fit(Spec(board, discrete(3)), Spec(board, discrete(4)))
+    with pytest.raises(Refused, match="works with 16 observations, these environments have 64"):
+        check_fit(Spec(discrete(16), ACTION), Spec(discrete(64), ACTION))
 
 
 def test_a_greeting_comes_in_as_it_went_out():
@@ -148,16 +187,20 @@ def test_actions_come_in_as_they_went_out():
     np.testing.assert_array_equal(got["aim"], actions["aim"])
 
 
-def hello_with(**changes) -> bytes:
-    message = pb.EnvironmentMessage.FromString(encode_hello(Hello("x", 1, NESTED)))
+def hello_with(spec=NESTED, **changes) -> bytes:
+    message = pb.EnvironmentMessage.FromString(encode_hello(Hello("x", 1, spec)))
     for name, value in changes.items():
         setattr(message.hello, name, value)
     return message.SerializeToString()
 
 
-def array(dtype, shape) -> bytes:
+def hello_action(action, num_actions=0) -> bytes:
+    return hello_with(num_actions=num_actions, spec=Spec(NESTED.observation, action))
+
+
+def array(dtype, shape, **said) -> bytes:
     message = pb.EnvironmentMessage.FromString(encode_hello(Hello("x", 1, NESTED)))
-    spec = pb.NestSpec(array=pb.ArraySpec(dtype=dtype, shape=shape))
+    spec = pb.NestSpec(array=pb.ArraySpec(dtype=dtype, shape=shape, **said))
     message.hello.observation.CopyFrom(spec)
     return message.SerializeToString()
 
@@ -202,6 +245,17 @@ def name_by_sentence(value: bytes | str) -> str:
         (deep(17), "may be nested 16 deep"),
         (wide(1024), "may have 1024 nests, got more"),
         (hello_with(num_actions=2**32 - 1), "num_actions must be at most 65536, got 4294967295"),
+        (array("uint8", [4], low=[0, 1]), "one for each of 4 elements, and no nan; got 2: "),
+        (array("float32", [], high=[math.nan]), "no nan; got 1: \\[nan\\]"),
+        (array("int64", [], categories=True), "Categories of the observation must be integers"),
+        (array("int64", [], low=[0], high=[2**16], categories=True), "at most 65536 of them"),
+        (array("int64", [], low=[3], high=[2], categories=True), "from low to high"),
+        (array("float32", [], low=[0], high=[2], categories=True), "must be integers"),
+        (hello_action(ArraySpec("int64", (), 1, 2, True)), "of the action must begin at 0"),
+        (
+            hello_action(discrete(2), 3),
+            "the action must be int64\\[\\], got int64\\[\\] of 2 numbers",
+        ),
         (encode_failure("it broke"), "must be a Hello, got failure"),
         (hello_with(num_streams=65), "num_streams must be from 1 to 64, got 65"),
         (bytes(2 << 20), "The first message may have 1048576 bytes, got 2097152"),
@@ -327,10 +381,10 @@ def test_bad_actions_are_refused(data):
 
 def test_specs_fit_if_their_nests_correspond():
     number, other = ArraySpec("int64"), ArraySpec("int32")
-    check_fit(Spec([number], number), 3, Spec((number,), number), 3)
-    check_fit(None, None, NESTED, 3)
+    check_fit(Spec([number], number), Spec((number,), number))
+    check_fit(None, NESTED)
     with pytest.raises(Refused, match=r"works with actions int64\[\], .* have int32\[\]"):
-        check_fit(Spec(number, number), None, Spec(number, other), 0)
+        check_fit(Spec(number, number), Spec(number, other))
 
 
 # A fuzzer: 100,000 messages that were right until something happened to them.
@@ -360,7 +414,7 @@ def test_a_hundred_thousand_malformed_messages_do_no_harm():
     random_ = random.Random(1)
     lane, reader = make_reader()
     good = encode_step(make_row(NESTED, NUM_ENVS))
-    hello = encode_hello(Hello("x", 3, NESTED, 0, "token"))
+    hello = encode_hello(Hello("x", 3, NESTED, "token"))
     before = bytes(lane._memory)
     outcomes = {"read": 0, "refused": 0}
     for number in range(NUM_MUTANTS):

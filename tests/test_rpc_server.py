@@ -14,7 +14,6 @@ import torch
 
 import libtorchbeast
 from libtorchbeast.environments import SyncEnvs
-from libtorchbeast.rows import ArraySpec, spec_of_space
 from tests.helpers.threads import wait_until
 
 UNROLL_LENGTH = 4
@@ -213,7 +212,6 @@ def test_with_truncation_a_time_limit_has_its_true_end_and_an_extra_row():
     assert [bool(row["truncated"][0]) for row in rows] == [False, False, False, True, False]
     assert [int(row["episode_step"][0]) for row in rows] == [0, 1, 2, 2, 1]
     assert [float(row["episode_return"][0]) for row in rows] == [0, 1, 2, 2, 1]
-    assert env.num_actions == 5
 
 
 def test_run_serves_until_stop_and_the_socket_is_the_owners(tmp_path):
@@ -249,11 +247,3 @@ def test_a_socket_somebody_listens_at_is_not_taken_away(tmp_path):
     with pytest.raises(OSError, match="it is a file"):
         libtorchbeast.Server(OldStyle, f"unix:{tmp_path}/file").run()
     assert (tmp_path / "file").read_text() == "precious"
-
-
-def test_action_spaces_become_specs():
-    spaces = gymnasium.spaces
-    space = spaces.Dict({"move": spaces.Discrete(4), "aim": spaces.Box(-1, 1, (2,), np.float32)})
-    assert spec_of_space(space) == {"aim": ArraySpec("float32", (2,)), "move": ArraySpec("int64")}
-    assert spec_of_space(spaces.MultiDiscrete([2, 3])) == ArraySpec("int64", (2,))
-    assert spec_of_space(spaces.Tuple([spaces.Discrete(2)])) == (ArraySpec("int64"),)

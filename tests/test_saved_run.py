@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from tests.helpers.specs import spec_for
 from torchbeast import monobeast, polybeast
 from torchbeast.core.learner import Learner
 from torchbeast.models import make_model
@@ -28,7 +29,7 @@ def saved_run(savedir, **values):
 
 
 def make_learner(flags):
-    model = make_model("mlp", (10, 5), 3, flags.use_lstm)
+    model = make_model("mlp", spec_for((10, 5), 3), flags.use_lstm)
     return Learner(model, flags, torch.device("cpu"))
 
 

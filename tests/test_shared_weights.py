@@ -9,12 +9,13 @@ import torch
 from hypothesis import strategies
 from torch import nn
 
+from tests.helpers.specs import spec_for
 from torchbeast.models import make_model
 from torchbeast.runtime.shared_weights import SharedWeights
 
 
 def test_a_fetch_brings_what_was_published():
-    ours, theirs = (make_model("shallow", (4, 84, 84), 6, True) for _ in range(2))
+    ours, theirs = (make_model("shallow", spec_for((4, 84, 84), 6), True) for _ in range(2))
     weights = SharedWeights(ours)
     weights.publish(ours, version=7)
     assert weights.fetch(theirs) == 7

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import libtorchbeast
-from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rows import Spec
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.shared_lanes import CLOSED
+from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import HEALTHY_PROGRESS, MAX_FAILURES
 from libtorchbeast.workers import Workers, WorkersConfig
 from tests.helpers.numbered import FRAME_SIZE, Checker, answer

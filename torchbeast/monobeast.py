@@ -31,15 +31,16 @@ from torch import Tensor, nn
 from libtorchbeast import output_log
 from libtorchbeast.environments import Group
 from libtorchbeast.memory import memory_bytes
-from libtorchbeast.rows import Row
+from libtorchbeast.rows import Row, Spec
 from libtorchbeast.seeding import derive_seed
+from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import Child, Supervisor
 from libtorchbeast.tree import map_tree
 from torchbeast.core.file_writer import new_xpid
 from torchbeast.core.learner import Batch, Learner
 from torchbeast.envs import make_envs
 from torchbeast.errors import UsageError
-from torchbeast.models import AgentState, as_output, make_model
+from torchbeast.models import AgentState, as_output, build_model
 from torchbeast.report import log_to_terminal
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
@@ -121,22 +122,22 @@ class Rollouts:
     of the next rollout, with newer weights.
     """
 
-    def __init__(self, flags: Flags, row: Row, model: nn.Module, num_actions: int) -> None:
+    def __init__(self, flags: Flags, spec: Spec, model: nn.Module) -> None:
         S, T = flags.num_slots, flags.unroll_length
 
-        def spec(rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        def shared(rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
             return TensorSpec((S, rows, *shape), dtype)
 
-        def row_spec(x: Any) -> TensorSpec:
-            return spec(T + 1, x.shape[1:], torch.from_numpy(x).dtype)
+        def of_rows(array: ArraySpec) -> TensorSpec:
+            return shared(T + 1, array.shape, getattr(torch, array.dtype))
 
         specs = {
-            "rows": map_tree(row_spec, row),
-            "action": spec(T, (), torch.int64),
-            "policy_logits": spec(T, (num_actions,), torch.float32),
+            "rows": map_tree(of_rows, spec.row),
+            "action": shared(T, (), torch.int64),
+            "policy_logits": shared(T, (spec.num_actions,), torch.float32),
             # Of each part [L, B, ...] of the agent's memory: [num_slots, L, ...].
             "states": tuple(
-                spec(s.shape[0], s.shape[2:], s.dtype) for s in initial_state(model, 1)
+                shared(s.shape[0], s.shape[2:], s.dtype) for s in initial_state(model, 1)
             ),
         }
         if bytes_of(specs) > memory_bytes():
@@ -210,7 +211,7 @@ def fill_rollouts(
     """For each list of slots that comes over the pipe, fill them with a rollout and say so."""
     rollouts = shared.rollouts
     row = envs.start()
-    model = prepare_to_act(build_model(flags, row, envs.num_actions))
+    model = prepare_to_act(build_model(flags, envs.spec))
     state = initial_state(model, flags.envs_per_actor)
     version = -1
     while True:
@@ -376,11 +377,12 @@ def train(flags: Flags) -> int:
     seed_everything(flags.seed)
     with StopRequest() as stop:
         envs = make_group(flags, num_envs=1, seed=flags.seed)
-        row, num_actions = envs.row, envs.num_actions
+        spec = envs.spec
         envs.close()
-        learner = Learner(build_model(flags, row, num_actions), flags, flags.learner_device)
+        model = build_model(flags, spec)
+        learner = Learner(model, flags, flags.learner_device)
         shared = Shared(
-            Rollouts(flags, row, learner.model, num_actions),
+            Rollouts(flags, spec, learner.model),
             SharedWeights(learner.model),
             shared_zeros((flags.num_actors,), torch.int64),
         )
@@ -419,14 +421,6 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
 def make_group(flags: TrainingFlags, num_envs: int, seed: int) -> Group:
     """Environments that step together; one that raises is rebuilt, its neighbours go on."""
     return Group(lambda seed: make_envs(flags.env_options, num_envs, seed), seed)
-
-
-def build_model(flags: TrainingFlags, row: Row, num_actions: int) -> nn.Module:
-    """The agent for an environment that gives such rows."""
-    frame_shape = map_tree(lambda x: tuple(x.shape[1:]), row["frame"])
-    return make_model(
-        flags.model, frame_shape, num_actions, flags.use_lstm, flags.normalize_observations
-    )
 
 
 def initial_state(model: nn.Module, batch_size: int) -> AgentState:

@@ -67,7 +67,7 @@ class Flags(EnvOptions, Security):
         for name in ("num_servers", "envs_per_server", "env_timeout_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
-        check_env(self.env)
+        check_env(self.env_options)
         try:
             for number in range(self.num_servers):
                 address = self.address(number)

@@ -37,14 +37,15 @@ from torchbeast.core.losses import (
 )
 from torchbeast.core.settings import Settings, settings_of
 from torchbeast.core.stats import RunningStats
+from torchbeast.envs import REMOTE
 from torchbeast.errors import UsageError
-from torchbeast.models import as_output, make_model
+from torchbeast.models import as_output, build_model
 from torchbeast.models.net import Net
 from torchbeast.report import log_to_terminal
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.env_sources import RemoteEnvironments, Source
 from torchbeast.run.evaluate import evaluate
-from torchbeast.run.flags import TrainingFlags, num_cores
+from torchbeast.run.flags import TrainingFlags, num_cores, with_recipe
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.run.utilization import Stages
@@ -344,21 +345,13 @@ def synchronize(*devices: torch.device) -> None:
 def open_source(flags: Flags, stop: StopRequest) -> Source:
     """The connections that the flags ask for."""
 
-    def try_model(spec: Spec, num_actions: int) -> None:
+    def try_model(spec: Spec) -> None:
         with torch.random.fork_rng():  # whoever comes first, the seed's weights are the same
-            build_model(flags, spec, num_actions)
+            build_model(flags, spec)
 
     source = RemoteEnvironments(flags.env_options, flags.gateways_config, try_model)
     source.open(stop)
     return source
-
-
-def build_model(flags: Flags, spec: Spec, num_actions: int) -> nn.Module:
-    """The agent for such environments."""
-    frame_shape = nest.map(lambda leaf: leaf.shape, spec.observation)
-    return make_model(
-        flags.model, frame_shape, num_actions, flags.use_lstm, flags.normalize_observations
-    )
 
 
 def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open_source) -> int:
@@ -369,8 +362,10 @@ def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open
     with StopRequest() as stop:
         source = make_source(flags, stop)
         try:
+            if flags.env == REMOTE:
+                flags = with_recipe(flags, source.spec)
             warn_of_lag(flags, source)
-            model = build_model(flags, source.spec, source.num_actions)
+            model = build_model(flags, source.spec)
             learner = Learner(model, flags, flags.find_device(flags.learner_device))
             return run_training(
                 flags, learner, lambda run: act_and_learn(flags, learner, source, run), stop
@@ -495,7 +490,8 @@ def _settings_of(flags: Any) -> Settings:
     if isinstance(flags, Settings):
         return flags
     # Such code ends training itself, by closing the queue.
-    return dataclasses.replace(settings_of(flags, vtrace_lambda=1.0), total_steps=sys.maxsize)
+    settings = settings_of(flags, vtrace_lambda=1.0, reward_clipping="abs_one")
+    return dataclasses.replace(settings, total_steps=sys.maxsize)
 
 
 if __name__ == "__main__":

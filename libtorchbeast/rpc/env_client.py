@@ -107,7 +107,7 @@ class EnvironmentClient:
 
     def _hello(self, group: Group) -> Hello:
         token = token_now(self._security)
-        return Hello(self._name, group.num_envs, group.spec, group.num_actions, token)
+        return Hello(self._name, group.num_envs, group.spec, token)
 
     def _log(self, text: str, level: int = logging.INFO) -> None:
         shown = self._repeats.take(text)

@@ -86,12 +86,18 @@ class DictSpec(_message.Message):
     def __init__(self, items: _Optional[_Mapping[str, NestSpec]] = ...) -> None: ...
 
 class ArraySpec(_message.Message):
-    __slots__ = ("dtype", "shape")
+    __slots__ = ("dtype", "shape", "low", "high", "categories")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    low: _containers.RepeatedScalarFieldContainer[float]
+    high: _containers.RepeatedScalarFieldContainer[float]
+    categories: bool
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ..., categories: _Optional[bool] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("observation", "reward", "done", "truncated", "episode_step", "episode_return")

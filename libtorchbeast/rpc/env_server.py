@@ -94,7 +94,6 @@ class EnvironmentServer:
             name=self._name,
             num_envs=group.num_envs,
             spec=group.spec,
-            num_actions=group.num_actions,
             num_streams=self._num_streams,
         )
 

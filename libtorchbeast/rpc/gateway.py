@@ -139,7 +139,7 @@ class Gateway:
             while (message := self._learner.next()) is not None:
                 kind = message["kind"]
                 if kind == "lane":
-                    names = ("id", "fd", "spec", "num_actions", "num_envs")
+                    names = ("id", "fd", "spec", "num_envs")
                     if not self._lanes.grant(**{name: message[name] for name in names}):
                         self._send("lost", id=message["id"])
                 elif kind == "refuse":

@@ -20,7 +20,7 @@ from typing import Any
 from libtorchbeast.helper_process import Helper
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.memory import memory_bytes
-from libtorchbeast.rows import Spec, canonical
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.address import Address
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.handshake import Refused, check_fit
@@ -34,6 +34,7 @@ from libtorchbeast.shared_lanes import (
     allow_descriptors,
     close_free_lane,
 )
+from libtorchbeast.specs import canonical
 from libtorchbeast.supervisor import Child, Supervisor
 
 logger = logging.getLogger("torchbeast")
@@ -136,18 +137,16 @@ class Gateways:
         self,
         config: GatewaysConfig,
         spec: Spec | None = None,
-        num_actions: int | None = None,
         on_environment_error: Callable[[str], None] | None = None,
-        check_first: Callable[[Spec, int], None] | None = None,
+        check_first: Callable[[Spec], None] | None = None,
     ) -> None:
         """Nothing is started yet. ValueError with one sentence if the configuration cannot work.
 
         Without a `spec` the first environments that introduce themselves decide;
-        `check_first(spec, num_actions)` may raise `Refused` for them.
+        `check_first(spec)` may raise `Refused` for them.
         """
         config.check()
         self.spec = spec
-        self.num_actions = num_actions or None
         self._config = config
         self._add_lane: Callable[[Lane], None] | None = None
         self._on_environment_error = on_environment_error
@@ -362,10 +361,10 @@ class Gateways:
         spec = Spec.from_json(request["spec"])
         if self.spec is None:
             if self._check_first is not None:
-                self._check_first(spec, request["num_actions"])
+                self._check_first(spec)
             self.spec = spec
-        if self.num_actions is None and canonical(self.spec.action) == canonical(spec.action):
-            self.num_actions = request["num_actions"] or None
+        if not self.spec.num_actions and canonical(self.spec.action) == canonical(spec.action):
+            self.spec = dataclasses.replace(self.spec, action=spec.action)
 
     def _grant(self, gateway: _Gateway) -> None:
         if self._add_lane is None:
@@ -387,15 +386,15 @@ class Gateways:
     def _answer(self, gateway: _Gateway, request: dict[str, Any]) -> dict[str, Any]:
         """A lane for a gateway that asks for one, or `Refused`."""
         spec = Spec.from_json(request["spec"])
-        check_fit(self.spec, self.num_actions, spec, request["num_actions"])
+        assert self.spec is not None  # `_learn_spec` was first
+        check_fit(self.spec, spec)
         lane = self._find_lane(gateway, request["num_envs"], request["hand_over"])
         gateway.lent.add(lane)
         gateway.granted[request["id"]] = lane
         return {
             "kind": "lane",
             "fd": lane.fd,
-            "spec": lane.spec.to_json(),
-            "num_actions": self.num_actions,
+            "spec": self.spec.to_json(),
             "num_envs": lane.num_envs,
         }
 

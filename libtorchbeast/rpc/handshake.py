@@ -6,11 +6,15 @@ No protobuf is imported.
 
 import hmac
 import json
+import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from libtorchbeast.rows import INT64, ArraySpec, Spec, canonical, describe
+import numpy as np
+
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import INT64, ArraySpec, canonical, describe, discrete, has_offsets
 from libtorchbeast.tree import leaves_of
 
 VERSION = 1
@@ -21,7 +25,8 @@ MAX_DEPTH = 16
 MAX_SPEC_BYTES = 1 << 16
 MAX_DIMENSIONS = 8
 MAX_NUM_ENVS = 1 << 16
-MAX_NUM_ACTIONS = 1 << 16
+MAX_CATEGORIES = 1 << 16  # of one element; and elements of categories
+MAX_INTEGER = 2.0**53
 MAX_NUM_STREAMS = 64  # that one server asks for
 MAX_NAME = 200
 MAX_TEXT = 10_000
@@ -50,12 +55,12 @@ class Hello:
     name: str
     num_envs: int
     spec: Spec
-    num_actions: int = 0
     token: str = ""
     num_streams: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "spec": self.spec.to_json(), "version": VERSION}
+        spec = {"spec": self.spec.to_json(), "num_actions": self.spec.num_actions}
+        return {**asdict(self), **spec, "version": VERSION}
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,13 @@ def hello_from_json(
             name=str(values["name"]),
             num_envs=int(values["num_envs"]),
             spec=Spec.from_json(values["spec"]),
-            num_actions=int(values["num_actions"]),
             token=str(values["token"]),
             num_streams=int(values["num_streams"]),
         )
+        num_actions = int(values["num_actions"])
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as e:
         raise invalid(f"That is no Hello: {str(e)[:MAX_NAME]!r}.") from e
-    return check_hello(hello, max_row_bytes)
+    return check_hello(hello, num_actions, max_row_bytes)
 
 
 def greeting_from_json(values: dict[str, Any]) -> Greeting:
@@ -111,25 +116,23 @@ def refusal_from_json(message: dict[str, Any]) -> Refused:
     return Refused(printable(str(message.get("code"))[:MAX_NAME]), text)
 
 
-def check_hello(hello: Hello, max_row_bytes: int) -> Hello:
-    """What must hold of environments, whoever they are; the same Hello, fit to be shown."""
+def check_hello(hello: Hello, num_actions: int, max_row_bytes: int) -> Hello:
+    """What must hold of environments, whoever they are; the same Hello, fit to be shown.
+
+    `num_actions` is for those whose spec of the action does not say it.
+    """
     for what, number, most in (
         ("num_envs", hello.num_envs, MAX_NUM_ENVS),
         ("num_streams", hello.num_streams, MAX_NUM_STREAMS),
     ):
         if not 1 <= number <= most:
             raise invalid(f"{what} must be from 1 to {most}, got {number}.")
-    if not 0 <= hello.num_actions <= MAX_NUM_ACTIONS:
-        raise invalid(f"num_actions must be at most {MAX_NUM_ACTIONS}, got {hello.num_actions}.")
     if len(hello.name) > MAX_NAME:
         raise invalid(f"The name must have at most {MAX_NAME} characters, got {len(hello.name)}.")
     _check_spec(hello.spec.observation, "observation")
     _check_spec(hello.spec.action, "action")
-    if hello.num_actions and hello.spec.action != INT64:
-        raise invalid(
-            f"With num_actions ({hello.num_actions}) the action must be int64[], "
-            f"got {describe(hello.spec.action)}."
-        )
+    if has_offsets(hello.spec.action):
+        raise invalid("Categories of the action must begin at 0; add your own first one to them.")
     num_bytes = hello.num_envs * hello.spec.row_bytes
     if num_bytes > max_row_bytes:
         raise Refused(
@@ -137,7 +140,22 @@ def check_hello(hello: Hello, max_row_bytes: int) -> Hello:
             f"The rows of one step may have {max_row_bytes} bytes, "
             f"{hello.num_envs} environments like these have {num_bytes}; put fewer in a stream.",
         )
-    return Hello(**{**vars(hello), "name": printable(hello.name)})
+    spec = _with_num_actions(hello.spec, num_actions)
+    return replace(hello, name=printable(hello.name), spec=spec)
+
+
+def _with_num_actions(spec: Spec, num_actions: int) -> Spec:
+    if not 0 <= num_actions <= MAX_CATEGORIES:
+        raise invalid(f"num_actions must be at most {MAX_CATEGORIES}, got {num_actions}.")
+    if num_actions in (0, spec.num_actions):
+        return spec
+    if spec.num_actions or canonical(spec.action) != INT64:
+        of = f" of {spec.num_actions} numbers" if spec.num_actions else ""
+        raise invalid(
+            f"With num_actions ({num_actions}) the action must be int64[], "
+            f"got {describe(spec.action)}{of}."
+        )
+    return replace(spec, action=discrete(num_actions))
 
 
 def _check_spec(spec: Any, name: str) -> None:
@@ -173,6 +191,29 @@ def _check_array(array: ArraySpec, name: str) -> None:
             f"The shape of the {name} must have at most {MAX_DIMENSIONS} dimensions, none of them "
             f"0, got {list(array.shape)[: 2 * MAX_DIMENSIONS]}."
         )
+    size = math.prod(array.shape)
+    for bound in (array.low, array.high):
+        numbers = bound if isinstance(bound, tuple) else (bound or 0,)
+        if any(number != number for number in numbers) or len(numbers) not in (1, size):
+            raise invalid(
+                f"low and high of the {name} must be one number, or one for each of {size} "
+                f"elements, and no nan; got {len(numbers)}: {list(numbers)[:MAX_DIMENSIONS]}."
+            )
+    if array.categories and not _has_categories(array):
+        raise invalid(
+            f"Categories of the {name} must be integers from low to high, at most "
+            f"{MAX_CATEGORIES} of them, got {array} from {array.low} to {array.high}."[:MAX_TEXT]
+        )
+
+
+def _has_categories(array: ArraySpec) -> bool:
+    if array.dtype not in _INTEGERS or math.prod(array.shape) > MAX_CATEGORIES:
+        return False
+    low, high = array.bounds
+    if not (np.abs(low) < MAX_INTEGER).all() or not (np.abs(high) < MAX_INTEGER).all():
+        return False
+    is_whole = (low % 1 == 0) & (high % 1 == 0)
+    return bool((is_whole & (low <= high) & (high - low < MAX_CATEGORIES)).all())
 
 
 def check_version(version: int) -> None:
@@ -194,10 +235,11 @@ def check_token(expected: str, given: str) -> None:
         )
 
 
-def check_fit(
-    expected: Spec | None, num_actions: int | None, got: Spec, got_num_actions: int
-) -> None:
-    """Raise `Refused` unless these environments are like those that the learner works with."""
+def check_fit(expected: Spec | None, got: Spec) -> None:
+    """Raise `Refused` unless these environments are like those that the learner works with.
+
+    Bounds may differ; numbers of actions, or of other categories, may not if both are known.
+    """
     if expected is None:
         return
     for name in ("observation", "action"):
@@ -208,12 +250,20 @@ def check_fit(
                 f"The learner works with {name}s {describe(ours)}, "
                 f"these environments have {describe(theirs)}.",
             )
-    if num_actions and got_num_actions and num_actions != got_num_actions:
-        raise Refused(
-            "FAILED_PRECONDITION",
-            f"The learner works with {num_actions} actions, "
-            f"these environments have {got_num_actions}.",
-        )
+        pairs = zip(leaves_of(ours), leaves_of(theirs), strict=True)
+        for (_, our), (_, their) in pairs:
+            known = our.num_categories, their.num_categories
+            if all(known) and known[0] != known[1]:
+                our_number, their_number = (_in_words(numbers) for numbers in known)
+                raise Refused(
+                    "FAILED_PRECONDITION",
+                    f"The learner works with {our_number} {name}s, "
+                    f"these environments have {their_number}.",
+                )
+
+
+def _in_words(numbers: tuple[int, ...]) -> str:
+    return " x ".join(str(n) for n in numbers[:MAX_DIMENSIONS])
 
 
 def learner_is_ending() -> Refused:

@@ -33,7 +33,6 @@ class LanePool:
         self._num_asked = 0
         self._waiting: dict[Lane, tuple[Any, asyncio.Future[Any]]] = {}
         self._spec: Spec | None = None  # what all lanes are like; the first one says
-        self._num_actions: int | None = None
         self._poller: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -50,7 +49,7 @@ class LanePool:
 
     async def acquire(self, hello: Hello) -> Lane:
         """A lane for a stream, free to be written; `Refused` if there is none to be had."""
-        check_fit(self._spec, self._num_actions, hello.spec, hello.num_actions)
+        check_fit(self._spec, hello.spec)
         lane = self._take_free(hello.num_envs)
         if lane is None:
             lane = await self._new_lane(hello, hand_over=False)
@@ -76,7 +75,7 @@ class LanePool:
 
     async def acquire_to_hand_over(self, hello: Hello) -> Lane:
         """A lane with its descriptor, for a host of this machine."""
-        check_fit(self._spec, self._num_actions, hello.spec, hello.num_actions)
+        check_fit(self._spec, hello.spec)
         return await self._new_lane(hello, hand_over=True)
 
     def retire(self, lane: Lane) -> None:
@@ -99,11 +98,10 @@ class LanePool:
         finally:
             del self._waiting[lane]
 
-    def grant(self, id: int, fd: int | None, spec: Any, num_actions: int | None,
-              num_envs: int) -> bool:  # fmt: skip
+    def grant(self, id: int, fd: int | None, spec: Any, num_envs: int) -> bool:
         """The learner gave a lane; False if there was no descriptor left to take it with."""
         future = self._asked.get(id)
-        self._spec, self._num_actions = Spec.from_json(spec), num_actions
+        self._spec = Spec.from_json(spec)
         lane = map_lane(fd, self._spec, num_envs)
         if lane is None:
             self.refuse(id, "RESOURCE_EXHAUSTED", "The gateway has no descriptor left; wait.")
@@ -140,7 +138,6 @@ class LanePool:
             id=id,
             num_envs=hello.num_envs,
             spec=hello.spec.to_json(),
-            num_actions=hello.num_actions,
             hand_over=hand_over,
         )
         try:

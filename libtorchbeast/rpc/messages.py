@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import (
     MAX_NAME,
@@ -20,6 +20,7 @@ from libtorchbeast.rpc.handshake import (
     invalid,
     printable,
 )
+from libtorchbeast.specs import ArraySpec, Bound
 
 LEARNER_METHOD = ("torchbeast.v1.Learner", "Play")
 ENVIRONMENTS_METHOD = ("torchbeast.v1.Environments", "Play")
@@ -36,7 +37,7 @@ def encode_hello(hello: Hello) -> bytes:
         num_envs=hello.num_envs,
         observation=_nest_to_message(hello.spec.observation),
         action=_nest_to_message(hello.spec.action),
-        num_actions=hello.num_actions,
+        num_actions=hello.spec.num_actions,
         num_streams=hello.num_streams,
     )
     return pb.EnvironmentMessage(hello=message).SerializeToString()
@@ -67,10 +68,10 @@ def decode_hello(
             name=hello.name,
             num_envs=hello.num_envs,
             spec=spec,
-            num_actions=hello.num_actions,
             token=hello.token,
             num_streams=max(1, hello.num_streams),
         ),
+        hello.num_actions,
         max_row_bytes,
     )
 
@@ -128,7 +129,15 @@ def parse(message_class: Any, data: bytes) -> Any:
 
 def _nest_to_message(spec: Any) -> pb.NestSpec:
     if isinstance(spec, ArraySpec):
-        return pb.NestSpec(array=pb.ArraySpec(dtype=spec.dtype, shape=spec.shape))
+        return pb.NestSpec(
+            array=pb.ArraySpec(
+                dtype=spec.dtype,
+                shape=spec.shape,
+                low=_numbers(spec.low),
+                high=_numbers(spec.high),
+                categories=spec.categories,
+            )
+        )
     if isinstance(spec, dict):
         items = {key: _nest_to_message(value) for key, value in spec.items()}
         return pb.NestSpec(dict=pb.DictSpec(items=items))
@@ -153,6 +162,16 @@ def _nest_from_message(message: pb.NestSpec, name: str) -> Any:
                     for key in sorted(message.dict.items)}  # fmt: skip
         if kind == "sequence":
             return tuple(convert(item, depth + 1) for item in message.sequence.items)
-        return ArraySpec(message.array.dtype, tuple(message.array.shape))
+        array = message.array
+        low, high = _bound(array.low), _bound(array.high)
+        return ArraySpec(array.dtype, tuple(array.shape), low, high, array.categories)
 
     return convert(message, 0)
+
+
+def _numbers(bound: Bound) -> tuple[float, ...]:
+    return () if bound is None else bound if isinstance(bound, tuple) else (bound,)
+
+
+def _bound(numbers: Any) -> Bound:
+    return None if not numbers else numbers[0] if len(numbers) == 1 else tuple(numbers)

@@ -22,7 +22,7 @@ import nest
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.lane_scheduler import Turns
 from libtorchbeast.observations import check_finite
-from libtorchbeast.rows import INT64, EpisodeCounter, Row, Spec, spec_of
+from libtorchbeast.rows import EpisodeCounter, Row, Spec
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
 from libtorchbeast.rpc.env_client import (
@@ -36,6 +36,7 @@ from libtorchbeast.rpc.env_client import (
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
+from libtorchbeast.specs import INT64, discrete, spec_of
 from libtorchbeast.supervisor import BackOff
 from libtorchbeast.tree import map_tree
 
@@ -63,9 +64,10 @@ class Actor:
         self._security = security or Security()
         self._security.check_dialing(address)
         self._address = address
-        self._num_actions = num_actions
-        self._action_spec = INT64 if action_spec is None else action_spec
-        self._check = ActionCheck(self._action_spec, num_actions)
+        if action_spec is None:
+            action_spec = discrete(num_actions) if num_actions else INT64
+        self._action_spec = action_spec
+        self._check = ActionCheck(action_spec)
         self._name = name
         self._reconnect_s = reconnect_s
         self._counter = EpisodeCounter(1, self._action_spec)
@@ -132,7 +134,7 @@ class Actor:
         while True:
             try:
                 token = token_now(self._security)
-                hello = Hello(self._name, 1, spec, self._num_actions, token)
+                hello = Hello(self._name, 1, spec, token)
                 self._line = self._open_line(hello)
                 return self._show(row)
             except (LearnerGone, BadAnswer, NotReady) as gone:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 import nest
-from libtorchbeast.rows import ArraySpec, Row, Spec, Unstacked
+from libtorchbeast.rows import Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, invalid
 from libtorchbeast.rpc.messages import parse
+from libtorchbeast.specs import ArraySpec
 
 _LENGTH_DELIMITED = 2  # protobuf's wire type of bytes and messages
 _OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from libtorchbeast.environments import SyncEnvs
 from libtorchbeast.tree import map_tree
-from torchbeast.envs.spaces import observer
+from torchbeast.envs.spaces import observe
 
 FIELDS = (
     "frame",
@@ -26,7 +26,6 @@ class Environment:
     def __init__(self, gym_env: Any) -> None:
         """What `gym_env` raises reaches the caller; only hosts of environments rebuild them."""
         self.gym_env = gym_env
-        observe = observer(getattr(gym_env, "observation_space", None))
         self._envs = SyncEnvs(lambda: gym_env, num_envs=1, observe=observe, rebuild=False)
 
     def initial(self) -> dict[str, Any]:

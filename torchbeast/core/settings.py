@@ -29,8 +29,8 @@ class Settings:
     """Weight of the baseline's loss."""
     discounting: float = 0.99
     """Gamma."""
-    reward_clipping: Literal["abs_one", "soft_asymmetric", "none"] = "abs_one"
-    """How rewards are clipped before they are learnt from."""
+    reward_clipping: Literal["abs_one", "soft_asymmetric", "none"] = "none"
+    """How rewards are clipped before they are learnt from (Atari: abs_one)."""
     normalize_rewards: bool = False
     """Divide what is left of them by the running deviation of the discounted return."""
     normalize_observations: bool = False

@@ -1,8 +1,9 @@
 """Environments by name: Gymnasium ids, Atari, toys, or a user's factory. Never imports torch."""
 
-from libtorchbeast.rows import Row
-from torchbeast.envs.registry import REMOTE, EnvOptions, check_env, make_envs, make_group
-from torchbeast.envs.spaces import Environments
+from libtorchbeast.rows import Environments, Row
+from torchbeast.envs.names import REMOTE, check_env
+from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.registry import is_atari, look_at, make_envs, make_group
 
 __all__ = [
     "GROUP_FACTORY",
@@ -11,6 +12,8 @@ __all__ = [
     "Environments",
     "Row",
     "check_env",
+    "is_atari",
+    "look_at",
     "make_envs",
     "make_group",
 ]

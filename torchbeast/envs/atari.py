@@ -4,6 +4,8 @@ No-op starts, 4 frames an action, maximum of the last two, 84x84 grey, stack of 
 game's own: what is clipped for learning is clipped in the learner.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -13,50 +15,69 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLi
 from libtorchbeast.environments import SyncEnvs
 from libtorchbeast.rows import EpisodeCounter, Row
 from libtorchbeast.seeding import derive_seed
+from libtorchbeast.specs import spec_of_space
+from torchbeast.envs.spaces import observe
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
 FRAME_SKIP = 4
+FRAMES_PER_S = 60
 NOOP = 0
+
+
+KWARGS = (  # that --env_kwargs may have
+    "full_action_space",
+    "max_num_frames_per_episode",
+    "repeat_action_probability",
+    "mode",
+    "difficulty",
+)
+
+
+@dataclass(frozen=True)
+class Game:
+    """A game, and how it is preprocessed."""
+
+    name: str
+    noop_max: int = 30
+    fire_reset: bool = True
+    sticky_actions: float = 0.0
+    full_action_space: bool = False
+    max_episode_frames: int = 108_000
+    frame_stack: int = 4
+    mode: int | None = None
+    difficulty: int | None = None
 
 
 class AtariEnvs:
     """`num_envs` copies of one game behind the `Environments` protocol."""
 
     def __init__(
-        self,
-        game: str,
-        num_envs: int,
-        seed: int | None = None,
-        *,
-        noop_max: int = 30,
-        fire_reset: bool = True,
-        episodic_life: bool = False,
-        sticky_actions: float = 0.0,
-        full_action_space: bool = False,
-        max_episode_frames: int = 108_000,
+        self, game: Game, num_envs: int, seed: int | None = None, episodic_life: bool = False
     ) -> None:
         from ale_py.vector_env import AtariVectorEnv
 
         # `life_loss_info` flags a lost life as terminated and plays on; ALE's own `episodic_life`
         # would start a new game, so that no later life is ever seen.
         self._env: Any = AtariVectorEnv(
-            game,
+            game.name,
             num_envs,
             num_threads=1,
             frameskip=FRAME_SKIP,
-            noop_max=noop_max,
-            use_fire_reset=fire_reset,
+            stack_num=game.frame_stack,
+            noop_max=game.noop_max,
+            use_fire_reset=game.fire_reset,
             life_loss_info=episodic_life,
-            repeat_action_probability=sticky_actions,
-            full_action_space=full_action_space,
-            max_num_frames_per_episode=max_episode_frames,
+            repeat_action_probability=game.sticky_actions,
+            full_action_space=game.full_action_space,
+            max_num_frames_per_episode=game.max_episode_frames,
             reward_clipping=False,
             autoreset_mode="SameStep",
         )
         self.num_envs = num_envs
-        self.num_actions = len(self._env.ale.get_action_set())
+        self.observation_spec = spec_of_space(self._env.single_observation_space)
+        self.action_spec = spec_of_space(self._env.single_action_space)
         self._seed = seed
-        self._lives = np.zeros(num_envs, np.int32)
+        self._begins = np.zeros(num_envs, np.int32)  # the frame with which the game began
         self._counter = EpisodeCounter(num_envs)
         self._hit_time_limit = np.zeros(num_envs, np.bool_)
 
@@ -65,7 +86,7 @@ class AtariEnvs:
         if self._seed is not None:
             seeds = np.array([derive_seed(self._seed, i) for i in range(self.num_envs)])
         frame, info = self._env.reset(seed=seeds)
-        self._lives = info["lives"]
+        self._begins = _first_frame(info)
         return self._counter.first_row(frame)
 
     def step(self, actions: np.ndarray) -> Row:
@@ -75,9 +96,11 @@ class AtariEnvs:
         moves = np.where(extra, NOOP, actions)
         frame, reward, terminated, limit, info = self._env.step(moves)
         reward = np.where(extra, 0, reward)
-        lives = info["lives"]
-        lost_life = terminated & (lives < self._lives)  # after a game's end they are full again
-        self._lives = lives
+        # A lost life is an end only with `life_loss_info`; then, unlike after a game's end, ALE has
+        # not reset the game. Lives do not tell: some games end with more than they begin with.
+        begins = _first_frame(info)
+        lost_life = terminated & (begins == self._begins)
+        self._begins = begins
         if limit.any():
             frame[limit] = info["final_obs"][limit]
         self._hit_time_limit = limit
@@ -88,26 +111,41 @@ class AtariEnvs:
         self._env.close()
 
 
-def make_rendered(game: str, num_envs: int, seed: int | None, options: dict[str, Any]) -> SyncEnvs:
-    """The same game and preprocessing through Gymnasium's wrappers, which can also render."""
+def _first_frame(info: dict[str, Any]) -> np.ndarray:
+    return info["frame_number"] - info["episode_frame_number"]
+
+
+def make_single_games(
+    game: Game, num_envs: int, seed: int | None, wrappers: Sequence[Any], render: bool
+) -> SyncEnvs:
+    """The same game and preprocessing through Gymnasium's wrappers; slower, but they can render.
+
+    `wrappers` are put around what is preprocessed, and inside of the stack of frames.
+    """
 
     def make_env() -> Any:
         from ale_py.env import AtariEnv
 
         env: Any = AtariEnv(
-            game,
+            game.name,
             frameskip=1,
-            repeat_action_probability=options["sticky_actions"],
-            full_action_space=options["full_action_space"],
-            render_mode="rgb_array",
+            mode=game.mode,
+            difficulty=game.difficulty,
+            repeat_action_probability=game.sticky_actions,
+            full_action_space=game.full_action_space,
+            render_mode="rgb_array" if render else None,
         )
-        env = AtariPreprocessing(env, noop_max=options["noop_max"], frame_skip=FRAME_SKIP)
-        if options["fire_reset"]:
+        env = AtariPreprocessing(env, noop_max=game.noop_max, frame_skip=FRAME_SKIP)
+        if game.fire_reset:
             env = _FireReset(env)
-        env = FrameStackObservation(env, stack_size=4, padding_type="zero")
-        return TimeLimit(env, max_episode_steps=options["max_episode_frames"] // FRAME_SKIP)
+        for wrapper in wrappers:
+            env = wrapper(env)
+        env = FrameStackObservation(env, stack_size=game.frame_stack, padding_type="zero")
+        env = TimeLimit(env, max_episode_steps=game.max_episode_frames // FRAME_SKIP)
+        env.metadata = {**env.metadata, "render_fps": FRAMES_PER_S // FRAME_SKIP}
+        return env
 
-    return SyncEnvs(make_env, num_envs, seed)
+    return SyncEnvs(make_env, num_envs, seed, observe)
 
 
 class _FireReset(gymnasium.Wrapper):

@@ -1,47 +1,24 @@
-"""From the name given with --env to running environments."""
+"""From the options of an environment to running ones."""
 
-import dataclasses
-import difflib
-import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers import FrameStackObservation
 
-from libtorchbeast.environments import SyncEnvs
-from libtorchbeast.rows import Unstacked
+from libtorchbeast.environments import SyncEnvs, spec_of_group
+from libtorchbeast.rows import Environments, Spec, Unstacked
 from libtorchbeast.seeding import seed_generators
+from libtorchbeast.specs import UnknownSpace
 from torchbeast.envs import atari
-from torchbeast.envs.spaces import Environments, count_actions, observer
-from torchbeast.envs.toys import TOYS
+from torchbeast.envs.names import find_maker
+from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.spaces import observe
 from torchbeast.envs.vector import VectorEnvs
 from torchbeast.errors import UsageError
-
-REMOTE = "remote"  # whatever dials in: only PolyBeast's learner can do with that
-
-
-@dataclass(frozen=True)
-class EnvOptions:
-    """The environment and, for Atari, its preprocessing."""
-
-    env: str = "PongNoFrameskip-v4"
-    """Gymnasium id, Catch, Memory, Mock, or package.module:factory."""
-    noop_max: int = 30
-    """Atari: at most this many no-ops at the start of an episode."""
-    fire_reset: bool = True
-    """Atari: press FIRE at the start, in games that have it."""
-    episodic_life: bool = False
-    """Atari: a lost life ends the episode for the learner (returns stay the game's)."""
-    sticky_actions: float | None = None
-    """Atari: probability to repeat the last action; None: what the id says (-v4: 0, -v5: 0.25)."""
-
-    @property
-    def env_options(self) -> "EnvOptions":
-        """These alone, of a class that has more flags."""
-        names = [field.name for field in dataclasses.fields(EnvOptions)]
-        return EnvOptions(**{name: getattr(self, name) for name in names})
 
 
 def make_envs(
@@ -50,6 +27,8 @@ def make_envs(
     """`num_envs` environments that step together, each with a seed of its own."""
     try:
         return _make_envs(options, num_envs, seed, render)
+    except UnknownSpace as error:
+        raise UsageError(f"--env {options.env}: {error}") from error
     except (gymnasium.error.Error, ImportError) as error:
         raise UsageError(
             f"--env {options.env} cannot be made ({str(error).rstrip('.')}); "
@@ -70,108 +49,140 @@ def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
     return envs
 
 
+def look_at(options: EnvOptions) -> Spec:
+    """What such environments are like."""
+    envs = make_envs(options, num_envs=1)
+    try:
+        return spec_of_group(envs, envs.reset())
+    finally:
+        envs.close()
+
+
+def is_atari(options: EnvOptions) -> bool:
+    """Whether it is one of ALE's games."""
+    maker = find_maker(options)
+    return isinstance(maker, EnvSpec) and maker.entry_point == atari.ENTRY_POINT
+
+
 def _make_envs(options: EnvOptions, num_envs: int, seed: int | None, render: bool) -> Environments:
-    name = options.env
-    if name == REMOTE:
-        raise UsageError(
-            "--env remote stands for environments that dial in: it needs polybeast_learner "
-            "--listen; name an environment to make one here."
-        )
-    if name in TOYS:
-        return _single_envs(TOYS[name], num_envs, seed)
-    factory = _find_factory(name)
-    if factory is not None:
-        return _from_factory(name, factory, num_envs, seed)
-    spec = _find_spec(name)
-    if spec.entry_point == atari.ENTRY_POINT and spec.kwargs.get("obs_type", "rgb") != "ram":
-        game_options = {
-            "noop_max": options.noop_max,
-            "fire_reset": options.fire_reset,
-            "sticky_actions": options.sticky_actions
-            if options.sticky_actions is not None
-            else spec.kwargs.get("repeat_action_probability", 0.25),
-            "full_action_space": spec.kwargs.get("full_action_space", False),
-            "max_episode_frames": spec.kwargs.get("max_num_frames_per_episode") or 108_000,
-        }
-        game = spec.kwargs["game"]
-        if render:
-            return atari.make_rendered(game, num_envs, seed, game_options)
-        return atari.AtariEnvs(
-            game, num_envs, seed, episodic_life=options.episodic_life, **game_options
-        )
+    maker = find_maker(options)
+    if not isinstance(maker, EnvSpec):
+        return _from_factory(options, maker, num_envs, seed, render)
+    kwargs = {**maker.kwargs, **options.kwargs}
+    if maker.entry_point == atari.ENTRY_POINT and kwargs.get("obs_type", "rgb") != "ram":
+        return _make_atari(options, kwargs, num_envs, seed, render)
 
-    render_mode = "rgb_array" if render else None
-    return _single_envs(lambda: gymnasium.make(name, render_mode=render_mode), num_envs, seed)
+    def make_env() -> Any:
+        render_mode = {"render_mode": "rgb_array"} if render else {}
+        try:
+            return gymnasium.make(maker, **{"render_mode": None, **options.kwargs, **render_mode})
+        except TypeError as error:
+            if not options.kwargs:
+                raise
+            raise UsageError(
+                f"--env {options.env} cannot be made with --env_kwargs {options.env_kwargs} "
+                f"({error})."
+            ) from error
 
-
-def _single_envs(make_env: Callable[[], Any], num_envs: int, seed: int | None) -> SyncEnvs:
-    envs = SyncEnvs(make_env, num_envs, seed)
-    env = envs.envs[0]
-    count_actions(getattr(env, "action_space", None))  # or UsageError
-    envs.observe = observer(getattr(env, "observation_space", None))
-    return envs
+    return _single_envs(options, make_env, num_envs, seed)
 
 
 def _from_factory(
-    name: str, factory: Callable[..., Any], num_envs: int, seed: int | None
+    options: EnvOptions,
+    factory: Callable[..., Any],
+    num_envs: int,
+    seed: int | None,
+    render: bool,
 ) -> Environments:
     """A factory of single environments, or of whole vectors if it takes `num_envs`."""
-    if "num_envs" not in inspect.signature(factory).parameters:
-        return _single_envs(factory, num_envs, seed)
-    env = factory(num_envs=num_envs)
-    if not isinstance(env, gymnasium.vector.VectorEnv):
+    signature = inspect.signature(factory)
+    takes, kwargs = signature.parameters, options.kwargs
+    if render and "render_mode" in takes:
+        kwargs["render_mode"] = "rgb_array"
+    if "num_envs" in takes:
+        kwargs["num_envs"] = num_envs
+        if "autoreset_mode" in takes:  # the only one that shows everything that happens
+            kwargs.setdefault("autoreset_mode", AutoresetMode.DISABLED)
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
         raise UsageError(
-            f"--env {name}: a factory that takes num_envs must return a "
+            f"--env {options.env} takes {signature}, got --env_kwargs {options.kwargs} ({error})."
+        ) from error
+    if "num_envs" in takes:
+        return _vector_envs(options, factory(**kwargs), seed)
+    return _single_envs(options, lambda: factory(**kwargs), num_envs, seed)
+
+
+def _vector_envs(options: EnvOptions, env: Any, seed: int | None) -> VectorEnvs:
+    for wrapper in options.wrapper_classes:
+        env = wrapper(env)
+    if not isinstance(env, VectorEnv):
+        raise UsageError(
+            f"--env {options.env}: a factory that takes num_envs must return a "
             f"gymnasium.vector.VectorEnv, got {type(env).__name__}; leave num_envs out to return "
             "single environments."
+        )
+    if options.frame_stack not in (None, 1):
+        raise UsageError(
+            f"--frame_stack {options.frame_stack} is for single environments, and --env "
+            f"{options.env} makes a vector of them; stack frames in the factory."
         )
     return VectorEnvs(env, seed)
 
 
-def check_env(name: str) -> None:
-    """Raise UsageError unless `name` names an environment."""
-    if name not in (*TOYS, REMOTE) and _find_factory(name) is None:
-        _find_spec(name)
+def _single_envs(
+    options: EnvOptions, make_env: Callable[[], Any], num_envs: int, seed: int | None
+) -> SyncEnvs:
+    wrappers, num_stacked = options.wrapper_classes, options.frame_stack or 1
+
+    def make_wrapped() -> Any:
+        env = make_env()
+        for wrapper in wrappers:
+            env = wrapper(env)
+        if num_stacked == 1:
+            return env
+        if not isinstance(env, gymnasium.Env):
+            raise UsageError(
+                f"--frame_stack {num_stacked} takes Gymnasium's environments, got "
+                f"{type(env).__name__}; derive it from gymnasium.Env."
+            )
+        return FrameStackObservation(env, num_stacked)
+
+    is_wrapped = wrappers or num_stacked > 1
+    return SyncEnvs(make_wrapped if is_wrapped else make_env, num_envs, seed, observe)
 
 
-def _find_factory(name: str) -> Callable[[], Any] | None:
-    """`package.module:factory` to the factory; None if the name is of another kind."""
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
-        return None
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
+def _make_atari(
+    options: EnvOptions, kwargs: dict[str, Any], num_envs: int, seed: int | None, render: bool
+) -> Environments:
+    """A game with the paper's preprocessing; `kwargs` are those of its id and of --env_kwargs."""
+    unknown = options.kwargs.keys() - atari.KWARGS
+    if unknown:
         raise UsageError(
-            f"--env {name}: cannot import {module_name!r} ({error}); "
-            "name a module that Python finds from here, as package.module:factory."
-        ) from error
-    factory = getattr(module, attribute, None)
-    if factory is None and "-v" in attribute:
-        return None  # Gymnasium's own notation: import the module, then make the id
-    if not callable(factory):
-        raise UsageError(
-            f"--env {name}: module {module_name!r} has no factory {attribute!r}"
-            f"{_did_you_mean(attribute, dir(module))}."
+            f"--env_kwargs of Atari games may have {', '.join(atari.KWARGS)}, got "
+            f"{', '.join(sorted(unknown))}; the other flags, or a factory of your own, say the "
+            "rest."
         )
-    return factory
-
-
-def _find_spec(name: str) -> Any:
-    import ale_py
-
-    gymnasium.register_envs(ale_py)
-    try:
-        return gymnasium.spec(name)
-    except (gymnasium.error.Error, ImportError) as error:
-        known = [*TOYS, *gymnasium.registry]
+    game = atari.Game(
+        name=kwargs["game"],
+        noop_max=options.noop_max,
+        fire_reset=options.fire_reset,
+        sticky_actions=options.sticky_actions
+        if options.sticky_actions is not None
+        else kwargs.get("repeat_action_probability", 0.25),
+        full_action_space=kwargs.get("full_action_space", False),
+        max_episode_frames=kwargs.get("max_num_frames_per_episode") or 108_000,
+        frame_stack=options.frame_stack or 4,
+        mode=kwargs.get("mode"),
+        difficulty=kwargs.get("difficulty"),
+    )
+    wrappers = options.wrapper_classes
+    if not render and not wrappers and game.mode is None and game.difficulty is None:
+        return atari.AtariEnvs(game, num_envs, seed, options.episodic_life)
+    if options.episodic_life and not render:
         raise UsageError(
-            f"No environment is called {name!r}{_did_you_mean(name, known)}; --env takes a "
-            f"Gymnasium id, {', '.join(TOYS)}, or package.module:factory."
-        ) from error
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
-    return f": did you mean {' or '.join(by_lower[c] for c in close)}?" if close else ""
+            "--episodic_life does not go with --wrappers, mode and difficulty; leave it out, or "
+            "wrap the game in one that ends episodes so."
+        )
+    return atari.make_single_games(game, num_envs, seed, wrappers, render)

@@ -7,62 +7,87 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from libtorchbeast.rows import EpisodeCounter, Row
 from libtorchbeast.seeding import derive_seed
+from libtorchbeast.specs import add_offsets, has_offsets, spec_of_space, zero_based
 from libtorchbeast.tree import map_tree
-from torchbeast.envs.spaces import count_actions, observer
+from torchbeast.envs.spaces import observe
 from torchbeast.errors import UsageError
 
 
 class VectorEnvs:
-    """Steps a `VectorEnv` that resets an environment at the step after its episode's end.
+    """Steps a `VectorEnv` in any of Gymnasium's three reset modes.
 
-    That step is the extra row which a time limit needs. After a true end it is one more step of the
-    episode, without reward: the value of the last observation is learnt to be 0.
+    DISABLED   rows are those of single environments: who ended is reset here.
+    NEXT_STEP  each end has an extra row: the one that ends the episode shows its last observation,
+               the next one (`truncated`: nothing is learnt from it) the first of the new episode.
+    SAME_STEP  after a time limit the first step of the new episode is the extra row, since the
+               environment takes it while its last observation is shown; it is not learnt from.
     """
 
     def __init__(self, env: VectorEnv, seed: int | None = None) -> None:
-        mode = env.metadata.get("autoreset_mode")
-        if mode is None:
+        try:
+            self._mode = AutoresetMode(env.metadata.get("autoreset_mode"))
+        except ValueError:
             raise UsageError(
                 f"{type(env).__name__} must say when it resets; set "
                 'metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP if it resets at the step '
-                "after an end."
-            )
-        if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value):
-            raise UsageError(
-                f"A vector environment must reset at the step after an end, got {mode}; make it "
-                "with autoreset_mode=AutoresetMode.NEXT_STEP."
-            )
-        space: Any = env.single_action_space
+                "after an end, SAME_STEP if at the end, DISABLED if reset(options={'reset_mask': "
+                f"...}}) does it, got {env.metadata.get('autoreset_mode')}."
+            ) from None
         self.num_envs = env.num_envs
-        self.num_actions = count_actions(space)
-        self._first_action = int(space.start)
+        self.observation_spec = spec_of_space(env.single_observation_space)
+        self._taken_action = spec_of_space(env.single_action_space)
+        self.action_spec: Any = zero_based(self._taken_action)
+        self._has_offsets = has_offsets(self._taken_action)
         self._env = env
         self._seed = seed
-        self._observe = observer(env.single_observation_space)
-        self._counter = EpisodeCounter(env.num_envs)
-        self._ended = np.zeros(env.num_envs, np.bool_)  # in the last step
-        self._hit_time_limit = np.zeros(env.num_envs, np.bool_)
+        self._counter = EpisodeCounter(env.num_envs, self.action_spec)
+        self._extra = np.zeros(env.num_envs, np.bool_)  # whose next row is an extra one
 
     def reset(self) -> Row:
         # Gymnasium counts on from one seed to its neighbours, hence one that has none in use.
         seed = None if self._seed is None else derive_seed(self._seed, 0)
         frame, _ = self._env.reset(seed=seed)
-        return self._counter.first_row(self._as_frame(frame))
+        self._extra[:] = False
+        return self._counter.first_row(_copy(frame))
 
-    def step(self, actions: np.ndarray) -> Row:
-        moves = np.asarray(actions) + self._first_action
-        frame, reward, terminated, truncated, _ = self._env.step(moves)
-        done, extra = self._ended, self._hit_time_limit
-        reward = np.where(done, 0.0, reward)
-        row = self._counter.row(self._as_frame(frame), reward, done, extra, actions)
-        row["episode_step"] -= done & ~extra  # the episode had no such step
-        self._ended = (terminated | truncated) & ~done
-        self._hit_time_limit = truncated & ~terminated & ~done
+    def step(self, actions: Any) -> Row:
+        moves = add_offsets(self._taken_action, actions) if self._has_offsets else actions
+        extra = self._extra
+        if self._mode is AutoresetMode.DISABLED and extra.any():
+            self._reset(extra)  # or it may not be stepped; this episode is given up below
+        frame, reward, terminated, limit, info = self._env.step(moves)
+        frame = _copy(frame)
+        reward = np.where(extra, 0.0, reward)
+        ended = terminated & ~extra
+        limit = limit & ~terminated & ~extra
+        if self._mode is AutoresetMode.DISABLED and (ended | extra).any():
+            _put(frame, self._reset(ended | extra), ended | extra)
+        elif self._mode is AutoresetMode.SAME_STEP:
+            for i in np.flatnonzero(limit):
+                _put(frame, observe(info["final_obs"][i]), i)
+        row = self._counter.row(frame, reward, ended | extra, extra, actions)
+        is_next_step = self._mode is AutoresetMode.NEXT_STEP
+        self._extra = limit | ended if is_next_step else limit
         return row
 
     def close(self) -> None:
         self._env.close()
 
-    def _as_frame(self, frame: Any) -> Any:
-        """A copy: the environment may use its memory again."""
-        return map_tree(np.array, self._observe(frame))
+    def _reset(self, which: np.ndarray) -> Any:
+        """First observations of new episodes, [number of them, ...]."""
+        frame, _ = self._env.reset(options={"reset_mask": which.copy()})
+        return map_tree(lambda array: array[which], observe(frame))
+
+
+def _copy(frame: Any) -> Any:
+    """The environment may use its memory again."""
+    return map_tree(np.array, observe(frame))
+
+
+def _put(frame: Any, values: Any, where: Any) -> None:
+    """Write values to some environments' places in a tree of arrays [K, ...]."""
+
+    def put(array: np.ndarray, value: Any) -> None:
+        array[where] = value
+
+    map_tree(put, frame, values)

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from libtorchbeast.specs import ArraySpec
 from torchbeast.models.encoders import ENCODERS, keep_scale
+from torchbeast.models.frames import as_spec
 
 AgentOutput = dict[str, Tensor]
 AgentState = tuple[Tensor, ...]
@@ -33,16 +35,17 @@ class Agent(nn.Module):
 
     def __init__(
         self,
-        frame_shape: tuple[int, ...],
+        frame: ArraySpec | tuple[int, ...],
         num_actions: int,
         use_lstm: bool = False,
         encoder: str = "shallow",
         sees_last_action: bool = True,
     ) -> None:
+        """`frame` is the spec of one, or its shape if nothing else is known."""
         super().__init__()
         self.num_actions = num_actions
         self.use_lstm = use_lstm
-        self.encoder = ENCODERS[encoder](frame_shape)
+        self.encoder = ENCODERS[encoder](as_spec(frame))
         # As in the paper, the image nets see what happened last; the MLP sees the frame alone,
         # so that without LSTM it has no memory whatever, not even its own last action.
         self._sees_reward = encoder != "mlp"

@@ -1,11 +1,12 @@
-"""Encoders: a batch of frames [N, ...] to features [N, num_features]."""
+"""Encoders: a batch of frames [N, ...] like a spec to features [N, num_features]."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from torchbeast.errors import UsageError
+from libtorchbeast.specs import ArraySpec
+from torchbeast.models.frames import Images, Numbers
 
 
 class ShallowConv(nn.Module):
@@ -13,9 +14,9 @@ class ShallowConv(nn.Module):
 
     num_features = 256
 
-    def __init__(self, frame_shape: tuple[int, ...]) -> None:
+    def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
-        self._images = Images(frame_shape)
+        self._images = Images(spec)
         self.convs = nn.Sequential(
             nn.Conv2d(self._images.num_channels, 16, kernel_size=8, stride=4),
             nn.ReLU(inplace=True),
@@ -35,9 +36,9 @@ class DeepConv(nn.Module):
 
     num_features = 256
 
-    def __init__(self, frame_shape: tuple[int, ...]) -> None:
+    def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
-        self._images = Images(frame_shape)
+        self._images = Images(spec)
         sections: list[nn.Module] = []
         num_inputs = self._images.num_channels
         for num_channels in (16, 32, 32):
@@ -76,10 +77,11 @@ class MLP(nn.Module):
 
     num_features = 128
 
-    def __init__(self, frame_shape: tuple[int, ...]) -> None:
+    def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
+        self._numbers = Numbers(spec)
         self.layers = nn.Sequential(
-            nn.Linear(math.prod(frame_shape), self.num_features),
+            nn.Linear(self._numbers.num_outputs, self.num_features),
             nn.Tanh(),
             nn.Linear(self.num_features, self.num_features),
             nn.Tanh(),
@@ -87,8 +89,7 @@ class MLP(nn.Module):
         self.apply(keep_scale)
 
     def forward(self, frame: Tensor) -> Tensor:
-        x = frame.flatten(1)
-        return self.layers(x.float().mul_(1 / 255) if x.dtype == torch.uint8 else x.float())
+        return self.layers(self._numbers(frame))
 
 
 def keep_scale(module: nn.Module, gain: float = math.sqrt(2)) -> None:
@@ -104,47 +105,6 @@ def keep_scale(module: nn.Module, gain: float = math.sqrt(2)) -> None:
             if module.bias is not None:
                 module.bias.zero_()
 
-
-class Images(nn.Module):
-    """Frames as the convolutions want them: channels first in shape, last in memory, centred.
-
-    Bytes stay bytes until here. Each frame's mean is taken off: most of a game's screen is one even
-    background, and its brightness is in every gradient, so that the first layer's filters drift the
-    same way until most are 0 everywhere.
-    """
-
-    def __init__(self, frame_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        if len(frame_shape) != 3:
-            raise UsageError(
-                f"Image models take frames of three dimensions, got {frame_shape}; use --model mlp."
-            )
-        self._channels_at_end = frame_shape[2] < min(frame_shape[:2])
-        if self._channels_at_end:
-            frame_shape = (frame_shape[2], *frame_shape[:2])
-        self.num_channels = frame_shape[0]
-        self._shape = frame_shape
-
-    def forward(self, frame: Tensor) -> Tensor:
-        if self._channels_at_end:
-            frame = frame.permute(0, 3, 1, 2)
-        x = torch.empty_like(frame, dtype=torch.float32, memory_format=torch.channels_last)
-        in_pieces = frame.device.type == "cpu" and not torch.compiler.is_compiling()
-        size = CHUNK if in_pieces else len(frame)
-        for some, source in zip(x.split(size), frame.split(size), strict=True):
-            for channel in range(self.num_channels):  # one strided copy of all takes twice as long
-                some[:, channel] = source[:, channel]
-            if frame.dtype == torch.uint8:
-                some.mul_(1 / 255)
-                some.sub_(some.mean(dim=(1, 2, 3), keepdim=True))
-        return x
-
-    def count_outputs(self, convs: nn.Module) -> int:
-        with torch.no_grad():
-            return convs(torch.zeros(1, *self._shape)).numel()
-
-
-CHUNK = 8  # frames that stay in a core's cache from one operation to the next
 
 ENCODERS: dict[str, type[ShallowConv] | type[DeepConv] | type[MLP]] = {
     "shallow": ShallowConv,

@@ -1,54 +1,83 @@
-"""From the name given with --model to an agent."""
+"""From the name given with --model, and what environments are like, to an agent."""
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec, describe
+from libtorchbeast.tree import map_tree
 from torchbeast.errors import UsageError
 from torchbeast.models.agent import Agent
 from torchbeast.models.encoders import ENCODERS
+from torchbeast.models.frames import MIN_IMAGE_SIDE, find_layout
 from torchbeast.models.normalization import NormalizedObservations
 
-MIN_IMAGE_SIDE = 36  # smaller boards are left to the MLP
+
+def build_model(flags: Any, spec: Spec) -> nn.Module:
+    """The agent that flags ask for."""
+    return make_model(flags.model, spec, flags.use_lstm, flags.normalize_observations)
 
 
 def make_model(
-    name: str,
-    frame_shape: Any,
-    num_actions: int,
-    use_lstm: bool,
-    normalize_observations: bool = False,
+    name: str, spec: Spec, use_lstm: bool, normalize_observations: bool = False
 ) -> nn.Module:
-    """An agent for frames of this shape.
+    """An agent for environments that are like `spec`.
 
     Args:
         name: auto, shallow, deep, mlp, or `package.module:Class` for one's own, which is called
-            with the next three arguments and behaves as `Agent` does.
-        frame_shape: of one frame, without time and batch (a tree of shapes for tree observations).
+            with the frame's shape (a tree of shapes for tree observations), the number of actions
+            and `use_lstm`, and behaves as `Agent` does.
         normalize_observations: show it frames at a running mean of 0 and deviation of 1.
     """
-    agent = _make_agent(name, frame_shape, num_actions, use_lstm)
-    return NormalizedObservations(agent, frame_shape) if normalize_observations else agent
+    if not normalize_observations:
+        return _make_agent(name, spec, use_lstm)
+    frame_shape = map_tree(lambda leaf: leaf.shape, spec.observation)
+    # The agent is shown other numbers than the environment's.
+    normalized = replace(spec, observation=map_tree(_without_float_bounds, spec.observation))
+    agent = _make_agent(name, normalized, use_lstm)
+    return NormalizedObservations(agent, frame_shape)
 
 
-def _make_agent(name: str, frame_shape: Any, num_actions: int, use_lstm: bool) -> nn.Module:
-    if ":" in name:
-        return _import_model(name)(frame_shape, num_actions, use_lstm)
-    if not _is_shape(frame_shape):
+def _make_agent(name: str, spec: Spec, use_lstm: bool) -> nn.Module:
+    if not spec.num_actions:
         raise UsageError(
-            f"The built-in models take one array as observation, got {frame_shape}; "
+            f"The environment's action_space must be Discrete, got {describe(spec.action)}; "
+            "wrap the environment so that its actions are numbers from 0 to n - 1."
+        )
+    if ":" in name:
+        frame_shape = map_tree(lambda leaf: leaf.shape, spec.observation)
+        return _import_model(name)(frame_shape, spec.num_actions, use_lstm)
+    encoder = choose_encoder(name, spec)
+    return Agent(spec.observation, spec.num_actions, use_lstm, encoder)
+
+
+def _without_float_bounds(leaf: ArraySpec) -> ArraySpec:
+    return ArraySpec(leaf.dtype, leaf.shape) if "float" in leaf.dtype else leaf
+
+
+def choose_encoder(name: str, spec: Spec) -> str:
+    """`auto` is the shallow net for what looks like an image, the MLP for vectors and boards."""
+    frame = spec.observation
+    if not isinstance(frame, ArraySpec):
+        raise UsageError(
+            f"The built-in models take one array as observation, got {describe(frame)}; "
             "give your own with --model package.module:Class."
         )
-    return Agent(frame_shape, num_actions, use_lstm, choose_encoder(name, frame_shape))
-
-
-def choose_encoder(name: str, frame_shape: tuple[int, ...]) -> str:
-    """`auto` is the shallow net for what looks like an image, the MLP for the rest."""
     if name != "auto":
         return name
-    is_image = len(frame_shape) == 3 and sorted(frame_shape)[1] >= MIN_IMAGE_SIDE
-    return "shallow" if is_image else "mlp"
+    if find_layout(frame.shape) is not None:
+        return "shallow"
+    large = [n for n in frame.shape if n >= MIN_IMAGE_SIDE]
+    if len(large) < 2:
+        return "mlp"
+    raise UsageError(
+        f"Observations {describe(frame)} may be images, but which dimensions are height and width "
+        "cannot be guessed; say --model shallow (channels first), --model mlp, or give your own "
+        "with --model package.module:Class."
+    )
 
 
 def check_model(name: str) -> None:
@@ -67,7 +96,3 @@ def _import_model(name: str) -> Any:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"--model {name}: cannot be imported ({error}).") from error
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(n, int) for n in value)

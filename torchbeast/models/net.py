@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from libtorchbeast.specs import ArraySpec
 from torchbeast.models.agent import Agent, AgentState
 
 
@@ -14,7 +15,8 @@ class Net(nn.Module):
         super().__init__()
         self.num_actions = num_actions
         self.use_lstm = use_lstm
-        self.agent = Agent((4, 84, 84), num_actions, use_lstm, "deep", sees_last_action=False)
+        frame = ArraySpec("uint8", (4, 84, 84), 0, 255)
+        self.agent = Agent(frame, num_actions, use_lstm, "deep", sees_last_action=False)
 
     def initial_state(self, batch_size: int = 1) -> AgentState:
         """An empty tuple, or two tensors [1, B, 256]."""

@@ -9,8 +9,7 @@ from libtorchbeast.environments import Broken, describe_failure
 from libtorchbeast.supervisor import NobodyLeft
 from torchbeast.envs import check_env
 from torchbeast.errors import UsageError
-from torchbeast.run import recipes
-from torchbeast.run.flags import FlagsT, given_flags, with_values
+from torchbeast.run.flags import FlagsT, given_flags, with_recipe, with_values
 from torchbeast.run.saved_run import with_saved_flags
 
 
@@ -50,7 +49,5 @@ def parse(flags_class: type[FlagsT], args: list[str]) -> FlagsT:
     """What the command line says, else the saved run, else what is right for the environment."""
     flags = with_values(flags_class(), "command line", given_flags(flags_class, args))
     flags = with_saved_flags(flags, args)
-    check_env(flags.env)
-    if flags.mode != "train":
-        return flags
-    return with_values(flags, "recipe", recipes.find(flags.env, flags.recipe))
+    check_env(flags.env_options)
+    return with_recipe(flags) if flags.mode == "train" else flags

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 from libtorchbeast.actor_pool import ActorPool
-from libtorchbeast.rows import Spec, spec_of
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
 from libtorchbeast.rpc.handshake import Refused
+from libtorchbeast.specs import INT64
 from libtorchbeast.workers import Workers, WorkersConfig
-from torchbeast.envs import GROUP_FACTORY, REMOTE, EnvOptions, make_envs
+from torchbeast.envs import GROUP_FACTORY, REMOTE, EnvOptions, look_at
 from torchbeast.errors import UsageError
 from torchbeast.run.signals import StopRequest
 
@@ -29,7 +30,6 @@ class Source(Protocol):
     """Environments, wherever they are."""
 
     spec: Spec
-    num_actions: int
     num_envs: int
     """As many as there will be; 0 if nobody knows."""
 
@@ -45,15 +45,6 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def look_at(options: EnvOptions) -> tuple[Spec, int]:
-    """What environments of this kind are like, and how many actions they take."""
-    envs = make_envs(options, num_envs=1)
-    try:
-        return Spec(spec_of(envs.reset()["frame"])), envs.num_actions
-    finally:
-        envs.close()
-
-
 class LocalEnvironments:
     """Worker processes with shared memory."""
 
@@ -66,7 +57,7 @@ class LocalEnvironments:
         env_timeout_s: float,
         output_path: Path,
     ) -> None:
-        self.spec, self.num_actions = look_at(options)
+        self.spec = look_at(options)
         self.num_envs = num_groups * envs_per_group
         self._config = WorkersConfig(
             factory=GROUP_FACTORY,
@@ -107,18 +98,18 @@ class RemoteEnvironments:
         self,
         options: EnvOptions,
         config: GatewaysConfig,
-        check_model: Callable[[Spec, int], object] = lambda spec, num_actions: None,
+        check_model: Callable[[Spec], object] = lambda spec: None,
     ) -> None:
         """`check_model` raises an exception if there is no model for environments elsewhere."""
         self._check_model = check_model
-        spec, num_actions = (None, None) if options.env == REMOTE else look_at(options)
+        spec = None if options.env == REMOTE else look_at(options)
         plain = EnvOptions(options.env)
         for field in dataclasses.fields(options):
             if getattr(options, field.name) != getattr(plain, field.name):
                 logger.warning("--%s does not reach environments elsewhere; give it to "
                                "polybeast_env.", field.name)  # fmt: skip
         try:
-            self._gateways = Gateways(config, spec, num_actions, check_first=self._check_first)
+            self._gateways = Gateways(config, spec, check_first=self._check_first)
         except ValueError as error:
             raise UsageError(str(error)) from error
 
@@ -131,7 +122,7 @@ class RemoteEnvironments:
         for address in self._gateways.listening:
             logger.info("Environments can dial in at %s.", address)
         try:
-            self.spec, self.num_actions = self._wait_for_spec(stop)
+            self.spec = self._wait_for_spec(stop)
         except BaseException:
             self.close()
             raise
@@ -148,26 +139,25 @@ class RemoteEnvironments:
     def close(self) -> None:
         self._gateways.close()
 
-    def _wait_for_spec(self, stop: StopRequest) -> tuple[Spec, int]:
+    def _wait_for_spec(self, stop: StopRequest) -> Spec:
         """The owner of this wait is who can press Ctrl-C: nobody knows when they will come."""
         while self._gateways.spec is None:
             if stop.signal is not None:
                 raise SystemExit(stop.exit_code)
             with suppress(TimeoutError):
                 self._gateways.wait_for_spec(LOOK_S)
-        assert self._gateways.num_actions is not None
-        return self._gateways.spec, self._gateways.num_actions
+        return self._gateways.spec
 
-    def _check_first(self, spec: Spec, num_actions: int) -> None:
+    def _check_first(self, spec: Spec) -> None:
         """Those who cannot be learnt from are sent away, and the wait goes on."""
-        if num_actions == 0:
+        if spec.action == INT64:
             raise Refused(
                 "FAILED_PRECONDITION",
                 "These environments do not say how many actions they take; set num_actions in "
                 "their Hello, or name them to the learner with --env.",
             )
         try:
-            self._check_model(spec, num_actions)
+            self._check_model(spec)
         except Exception as error:  # a model of the user's own may raise anything
             text = f"The learner has no model for these environments: {error}"
             raise Refused("FAILED_PRECONDITION", text) from error
@@ -180,7 +170,6 @@ class BothEnvironments:
         self._sources = sources
         self._working = list(sources)
         self.spec = sources[0].spec
-        self.num_actions = sources[0].num_actions
         self.num_envs = sum(source.num_envs for source in sources)
 
     def start(self, pool: ActorPool, seed: int) -> None:

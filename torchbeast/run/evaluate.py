@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from libtorchbeast.environments import spec_of_group
 from libtorchbeast.tree import map_tree
 from torchbeast.envs import REMOTE, make_envs
 from torchbeast.errors import UsageError
-from torchbeast.models import as_output, make_model
+from torchbeast.models import as_output, build_model
 from torchbeast.run import checkpoint
 from torchbeast.run.flags import TrainingFlags
 
@@ -30,10 +31,7 @@ def evaluate(flags: TrainingFlags) -> list[float]:
     video = Video(flags.rundir / "test.mp4", envs) if render else None
     try:
         row = envs.reset()
-        frame_shape = map_tree(lambda array: tuple(array.shape[1:]), row["frame"])
-        model = make_model(
-            flags.model, frame_shape, envs.num_actions, flags.use_lstm, flags.normalize_observations
-        )
+        model = build_model(flags, spec_of_group(envs, row))
         remedy = "leave out --env to play what it was trained on"
         checkpoint.load_model(path, contents, model, flags.env, remedy)
         model.eval()
@@ -71,15 +69,17 @@ def _play(
 
 
 class Video:
-    """What the first of `envs` renders, as an MP4 file."""
+    """What the first of `envs` renders, as an MP4 file at the environment's own speed."""
 
-    FRAMES_PER_S = 15
+    FRAMES_PER_S = 15.0  # of those that do not say
 
     def __init__(self, path: Path, envs: Any) -> None:
         if not hasattr(envs, "envs"):
             raise UsageError("A VectorEnv cannot be filmed; use --mode test.")
         self.path = path
         self._env = envs.envs[0]
+        metadata = getattr(self._env, "metadata", None) or {}
+        self._frames_per_s = float(metadata.get("render_fps") or self.FRAMES_PER_S)
         self._writer: Any = None
 
     def add(self) -> None:
@@ -93,7 +93,7 @@ class Video:
         if self._writer is None:
             size = (image.shape[1], image.shape[0])
             codec = cv2.VideoWriter.fourcc(*"mp4v")
-            self._writer = cv2.VideoWriter(str(self.path), codec, self.FRAMES_PER_S, size)
+            self._writer = cv2.VideoWriter(str(self.path), codec, self._frames_per_s, size)
             if not self._writer.isOpened():
                 raise RuntimeError(f"OpenCV cannot write a video to {self.path}.")
         self._writer.write(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
 
 import tyro
 
+from libtorchbeast.rows import Spec
 from torchbeast.core.settings import Settings
 from torchbeast.envs import EnvOptions, check_env
 from torchbeast.errors import UsageError
@@ -112,7 +113,7 @@ class TrainingFlags(Settings, EnvOptions):
                 "--init_from starts a new run from its weights."
             )
         check_model(self.model)
-        check_env(self.env)
+        check_env(self.env_options)
 
     def require_positive(self, *names: str) -> None:
         for name in names:
@@ -167,7 +168,16 @@ def given_flags(flags_class: type[TrainingFlags], args: list[str]) -> dict[str, 
     return dict(tyro.cli(given, args=args))
 
 
+def with_recipe(flags: FlagsT, spec: Spec | None = None) -> FlagsT:
+    """With the defaults that are right for the environment; `spec` says what it is like.
+
+    Without one it is looked at. Environments that dial in are not there yet: call it again then.
+    """
+    values = recipes.find(flags.env_options, flags.recipe, flags.model, spec)
+    return with_values(flags, "recipe", values)
+
+
 def default_flags(flags_class: type[FlagsT], env: str, recipe: str = "default") -> FlagsT:
     """The flags that are right for this environment."""
     flags = dataclasses.replace(flags_class(), env=env, recipe=recipe)  # type: ignore[arg-type]
-    return with_values(flags, "recipe", recipes.find(env, recipe))
+    return with_recipe(flags)

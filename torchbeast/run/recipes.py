@@ -6,9 +6,12 @@ Each value was found by running it (docs/results.md).
 
 from typing import Any
 
-from torchbeast.envs import REMOTE, EnvOptions, make_envs
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec
+from torchbeast.envs import REMOTE, EnvOptions, is_atari, look_at
 from torchbeast.errors import UsageError
 from torchbeast.models.factory import choose_encoder
+from torchbeast.models.frames import find_layout
 
 # Small observations: steps are cheap, small nets bear large learning rates. Rewards are often one a
 # step, so that values are large, and their loss must not drown the policy's.
@@ -18,6 +21,9 @@ VECTOR = {
     "baseline_cost": 0.05,
     "entropy_cost": 0.01,
 }
+
+# Scores of games differ by orders of magnitude. Elsewhere rewards are learnt from as they are.
+ATARI = {"reward_clipping": "abs_one"}
 
 # IMPALA's settings for Atari: Espeholt et al. 2018, appendix D.
 PAPER = {
@@ -29,21 +35,33 @@ PAPER = {
     "epsilon": 0.1,  # the paper's 0.01 stands under the root with the mean of squares
     "vtrace_lambda": 1.0,
     "episodic_life": True,
+    "reward_clipping": "abs_one",
     "model": "deep",
     "envs_per_actor": 16,
 }
 
 
-def find(env: str, recipe: str) -> dict[str, Any]:
-    """What differs from the flags' own defaults for this environment."""
+def find(
+    options: EnvOptions, recipe: str, model: str = "auto", spec: Spec | None = None
+) -> dict[str, Any]:
+    """What differs from the flags' own defaults for such environments and this model."""
     if recipe == "paper":
         return PAPER
     if recipe != "default":
         raise UsageError(f"--recipe must be default or paper, got {recipe!r}.")
-    if env == REMOTE:
-        return {}
-    envs = make_envs(EnvOptions(env), num_envs=1)
-    frame = envs.reset()["frame"]
-    envs.close()
-    is_image = hasattr(frame, "shape") and choose_encoder("auto", frame.shape[1:]) != "mlp"
+    if options.env == REMOTE:
+        return {} if spec is None else _for_frames(spec, model)
+    changes = _for_frames(look_at(options) if spec is None else spec, model)
+    return {**changes, **ATARI} if is_atari(options) else changes
+
+
+def _for_frames(spec: Spec, model: str) -> dict[str, Any]:
+    """By the encoder that these frames get; one's own model has what `auto` would have."""
+    frame = spec.observation
+    if not isinstance(frame, ArraySpec):
+        return VECTOR
+    if ":" in model:
+        is_image = find_layout(frame.shape) is not None
+    else:
+        is_image = choose_encoder(model, spec) != "mlp"
     return {} if is_image else VECTOR

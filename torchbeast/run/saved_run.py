@@ -53,7 +53,12 @@ def _check_that_code_is_named(flags: FlagsT, saved: dict[str, Any], args: list[s
         if names_code(name, value) and flags.sources.get(name) != "command line"
     }
     if missing:
-        words = [word for name, value in missing.items() for word in (f"--{name}", value)]
+        flags_of = {"imports": "import"}  # Python has other plans for that word
+        words = [
+            word
+            for name, value in missing.items()
+            for word in (f"--{flags_of.get(name, name)}", value)
+        ]
         raise UsageError(
             f"{flags.rundir} was trained with code of yours, and a checkpoint cannot run code; "
             f"name it, too: {command([*args, *words])}"
@@ -62,7 +67,8 @@ def _check_that_code_is_named(flags: FlagsT, saved: dict[str, Any], args: list[s
 
 def names_code(name: str, value: Any) -> bool:
     """Whether this flag of a run makes Python import something that a file chose."""
-    return name in ("env", "model") and ":" in str(value)
+    is_path = name in ("env", "model") and ":" in str(value)
+    return is_path or (name in ("imports", "wrappers") and bool(value))
 
 
 def command(args: list[str]) -> str:

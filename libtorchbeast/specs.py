@@ -1,0 +1,227 @@
+"""Specs: what one environment's observation and action are, as trees of `ArraySpec`.
+
+They say all that a Gymnasium space says, without Gymnasium: lanes, the handshake, the models and
+the recipes look here. Nothing here is compiled, and nothing needs more than NumPy.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from libtorchbeast.tree import leaves_of, map_tree
+
+Bound = float | tuple[float, ...] | None
+
+MAX_BOUNDS = 128  # of larger arrays only the smallest and the largest bound are kept
+
+
+class UnknownSpace(ValueError):
+    """A space that no arrays of one shape stand for."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of one environment, without batch and time.
+
+    `low` and `high` bound its numbers: one for all, or one for each element in C order (infinite
+    for those without); None if no element has a bound, or nobody said.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    low: Bound = None
+    high: Bound = None
+    categories: bool = False
+    """Its integers, from `low` to `high`, are names without an order."""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """`low` and `high` as float64 arrays of this shape, infinite where there is none."""
+        return self._as_array(self.low, -math.inf), self._as_array(self.high, math.inf)
+
+    def _as_array(self, bound: Bound, default: float) -> np.ndarray:
+        array = np.asarray(default if bound is None else bound, np.float64)
+        if array.ndim:
+            return array.reshape(self.shape)
+        return np.broadcast_to(array, self.shape)
+
+    @property
+    def num_categories(self) -> tuple[int, ...]:
+        """Of each element; () if they are quantities, or nobody said how many there are."""
+        if not self.categories:
+            return ()
+        low, high = self.bounds
+        if not (np.isfinite(low) & np.isfinite(high)).all():
+            return ()
+        return tuple(int(n) for n in (high - low + 1).ravel())
+
+
+INT64 = ArraySpec("int64")
+
+
+def discrete(n: int) -> ArraySpec:
+    """One of the numbers from 0 to n - 1."""
+    return ArraySpec("int64", (), 0, n - 1, categories=True)
+
+
+def count_actions(spec: Any) -> int:
+    """The n of an action that is `discrete(n)`; 0 if it is something else, or nobody said."""
+    is_number = isinstance(spec, ArraySpec) and not spec.shape and spec.num_categories
+    return spec.num_categories[0] if is_number else 0
+
+
+# ----------------------------------------------------------------------------- arrays and spaces
+
+
+def spec_of(arrays: Any) -> Any:
+    """The specs of a tree of arrays [K, ...]."""
+    return map_tree(lambda array: ArraySpec(str(array.dtype), tuple(array.shape[1:])), arrays)
+
+
+def spec_of_space(space: Any) -> Any:
+    """A Gym or Gymnasium space as a tree of specs; by its attributes, for any version of them."""
+    kinds = {kind.__name__ for kind in type(space).__mro__}
+    if kinds & {"Text", "Graph", "OneOf"} or hasattr(space, "feature_space"):
+        raise UnknownSpace(
+            f"A {type(space).__name__} space has no arrays of one shape; wrap the environment so "
+            "that it has Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them."
+        )
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, (list, tuple)):
+        return tuple(spec_of_space(part) for part in parts)
+    if parts is not None:
+        return {key: spec_of_space(part) for key, part in parts.items()}
+    first = getattr(space, "start", 0)
+    if "Discrete" in kinds:
+        return ArraySpec("int64", (), int(first), int(first) + int(space.n) - 1, categories=True)
+    shape = tuple(int(n) for n in space.shape)
+    dtype = str(np.dtype(space.dtype))
+    if "MultiDiscrete" in kinds:
+        last = np.asarray(first) + np.asarray(space.nvec) - 1
+        return ArraySpec(dtype, shape, _exact(first), _exact(last), categories=True)
+    if "MultiBinary" in kinds:
+        return ArraySpec(dtype, shape, 0, 1, categories=True)
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    return ArraySpec(dtype, shape, _bound(low, np.min), _bound(high, np.max))
+
+
+def with_bounds(spec: Any, declared: Any) -> Any:
+    """`spec` of arrays, with the bounds that a space declares for those of the same shape."""
+
+    def merge(leaf: ArraySpec, said: Any) -> ArraySpec:
+        if not isinstance(said, ArraySpec) or said.shape != leaf.shape:
+            return leaf
+        categories = said.categories and leaf.dtype != "bool" and "int" in leaf.dtype
+        return replace(leaf, low=said.low, high=said.high, categories=categories)
+
+    try:
+        return map_tree(merge, spec, declared)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return spec  # a space of another structure says nothing about these arrays
+
+
+def zero_based(spec: Any) -> Any:
+    """The same with categories from 0 on, as agents count them."""
+
+    def shift(leaf: ArraySpec) -> ArraySpec:
+        if not leaf.num_categories:
+            return leaf
+        last = np.reshape(leaf.num_categories, leaf.shape) - 1
+        return replace(leaf, low=0, high=_exact(last))
+
+    return map_tree(shift, spec)
+
+
+def has_offsets(spec: Any) -> bool:
+    """Whether some categories do not begin at 0."""
+    return any(leaf.num_categories and np.any(leaf.bounds[0]) for _, leaf in leaves_of(spec))
+
+
+def add_offsets(spec: Any, actions: Any) -> Any:
+    """Actions as agents count them, [K, ...], to those of an environment with this spec."""
+
+    def shift(leaf: ArraySpec, action: Any) -> Any:
+        action = np.asarray(action)
+        return action + leaf.bounds[0].astype(leaf.dtype) if leaf.num_categories else action
+
+    return map_tree(shift, spec, actions)
+
+
+def _exact(values: Any) -> Bound:
+    """A number if they are all the same, else a flat tuple."""
+    numbers = np.asarray(values).ravel().tolist()
+    return numbers[0] if all(number == numbers[0] for number in numbers) else tuple(numbers)
+
+
+def _bound(values: Any, widest: Any) -> Bound:
+    if values is None or np.size(values) == 0:
+        return None
+    bound = _exact(values if np.size(values) <= MAX_BOUNDS else widest(values))
+    return None if isinstance(bound, float) and not math.isfinite(bound) else bound
+
+
+# --------------------------------------------------------------------------------- trees of specs
+
+
+def describe(spec: Any) -> str:
+    """A tree of specs, for people."""
+    if isinstance(spec, ArraySpec):
+        return str(spec)
+    if isinstance(spec, dict):
+        return "{" + ", ".join(f"{key!r}: {describe(spec[key])}" for key in sorted(spec)) + "}"
+    return "(" + ", ".join(describe(item) for item in spec) + ")"
+
+
+def canonical(spec: Any) -> Any:
+    """The same for trees whose arrays correspond, whatever their bounds.
+
+    Sequences are tuples, dicts in the order of their keys, arrays have dtype and shape only.
+    """
+    if isinstance(spec, ArraySpec):
+        return ArraySpec(spec.dtype, spec.shape)
+    if isinstance(spec, dict):
+        return {key: canonical(spec[key]) for key in sorted(spec)}
+    return tuple(canonical(item) for item in spec)
+
+
+def to_json(spec: Any) -> Any:
+    """Only dicts, lists, strings and numbers."""
+    if isinstance(spec, ArraySpec):
+        json = {"dtype": spec.dtype, "shape": list(spec.shape)}
+        said = {"low": spec.low, "high": spec.high, "categories": spec.categories or None}
+        return json | {name: value for name, value in said.items() if value is not None}
+    if isinstance(spec, dict):
+        return {"dict": {key: to_json(value) for key, value in spec.items()}}
+    kind = "list" if isinstance(spec, list) else "tuple"
+    return {kind: [to_json(value) for value in spec]}
+
+
+def from_json(json: Any) -> Any:
+    if "dtype" in json:
+        return ArraySpec(
+            str(json["dtype"]),
+            tuple(int(n) for n in json["shape"]),
+            _bound_from_json(json.get("low")),
+            _bound_from_json(json.get("high")),
+            bool(json.get("categories", False)),
+        )
+    if "dict" in json:
+        return {str(key): from_json(value) for key, value in json["dict"].items()}
+    if "list" in json:
+        return [from_json(value) for value in json["list"]]
+    return tuple(from_json(value) for value in json["tuple"])
+
+
+def _bound_from_json(value: Any) -> Bound:
+    if isinstance(value, list):
+        return tuple(number + 0 for number in value)  # or TypeError
+    return None if value is None else value + 0

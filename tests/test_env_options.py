@@ -1,0 +1,181 @@
+"""What is said of an environment on the command line: arguments, wrappers, stacks, modules."""
+
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+
+from libtorchbeast.environments import make_environments
+from torchbeast import monobeast
+from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at, make_envs
+from torchbeast.errors import UsageError
+from torchbeast.run.command_line import parse
+from torchbeast.run.evaluate import Video
+
+TASKS = "tests.helpers.tasks"
+ZERO = np.zeros(1, np.int64)
+
+
+def shape_of(**options):
+    return look_at(EnvOptions(**options)).observation.shape
+
+
+def rewards(steps, **options):
+    envs = make_envs(EnvOptions(**options), num_envs=1, seed=0)
+    envs.reset()
+    return [envs.step(ZERO)["reward"].item() for _ in range(steps)]
+
+
+# ---------------------------------------------------------------------------- arguments, wrappers
+
+
+@pytest.mark.parametrize(
+    "env", [f"{TASKS}:Corridor", f"{TASKS}:corridor", f"{TASKS}:HelpersCorridor-v0"]
+)
+def test_environments_get_the_arguments_that_are_given(env):
+    assert shape_of(env=env) == (4,)
+    assert shape_of(env=env, env_kwargs='{"size": 9}') == (9,)
+
+
+def test_a_gymnasium_id_gets_arguments_and_wrappers():
+    assert shape_of(env="FrozenLake-v1", env_kwargs='{"map_name": "8x8"}') == ()
+    spec = look_at(EnvOptions("FrozenLake-v1", env_kwargs='{"map_name": "8x8"}'))
+    assert spec.observation.num_categories == (64,)
+    assert rewards(2, env="CartPole-v1", wrappers=f"{TASKS}:Doubled") == [2, 2]
+
+
+def test_wrappers_are_put_on_from_the_inside_out():
+    task = {"env": f"{TASKS}:Bandit"}
+    assert rewards(1, **task) == [1]
+    assert rewards(1, **task, wrappers=f"{TASKS}:Doubled,{TASKS}:PlusOne") == [3]
+    assert rewards(1, **task, wrappers=f"{TASKS}:PlusOne, {TASKS}:Doubled") == [4]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env": "Catch", "env_kwargs": "{size: 8}"}, "must be JSON such as"),
+        ({"env": "Catch", "env_kwargs": "[8]"}, "must be one JSON object"),
+        ({"env": "Catch", "env_kwargs": '{"size": 8}'}, "unexpected keyword argument 'size'"),
+        ({"env": "CartPole-v1", "env_kwargs": '{"size": 8}'}, "unexpected keyword argument 'size'"),
+        ({"env": f"{TASKS}:corridor", "env_kwargs": '{"length": 8}'}, r"takes \(size=4\), got"),
+        ({"env": "Catch", "wrappers": "no.such:Wrapper"}, "no.such:Wrapper cannot be imported"),
+        ({"env": "Catch", "wrappers": "gymnasium"}, "gymnasium cannot be imported"),
+        ({"env": "Catch", "frame_stack": 0}, "frame_stack must be at least 1, got 0"),
+        ({"env": "PongNoFrameskip-v4", "env_kwargs": '{"frameskip": 2}'}, "may have .*, got frame"),
+        ({"env": "Catch", "imports": "no_such_module"}, "--import no_such_module: cannot be"),
+    ],
+)
+def test_options_that_cannot_work_get_one_sentence(options, message):
+    def check_and_make(options):
+        check_env(options)
+        make_envs(options, num_envs=1)
+
+    with pytest.raises(UsageError, match=message):
+        check_and_make(EnvOptions(**options))
+
+
+def test_options_reach_the_processes_that_step_environments():
+    """As the hosts of PolyBeast and `polybeast_env` make them, from plain arguments."""
+    options = {"env": f"{TASKS}:Corridor", "env_kwargs": '{"size": 2, "goal_reward": 5}'}
+    envs = make_environments(
+        GROUP_FACTORY, num_envs=1, seed=0, **options, wrappers=f"{TASKS}:Doubled", frame_stack=3
+    )
+    assert np.asarray(envs.reset()["frame"]).shape == (1, 3, 2)
+    assert [envs.step(ZERO)["reward"].item() for _ in range(2)] == [0, 10]
+
+
+def test_options_are_kept_with_the_run():
+    args = ["--env", f"{TASKS}:Corridor", "--env_kwargs", '{"size": 6}', "--frame_stack", "2"]
+    args += ["--wrappers", f"{TASKS}:Doubled", "--import", TASKS]
+    saved = parse(monobeast.Flags, args).as_plain_dict()
+    assert saved["env_kwargs"] == '{"size": 6}'
+    assert (saved["frame_stack"], saved["wrappers"]) == (2, f"{TASKS}:Doubled")
+    assert saved["imports"] == TASKS
+
+
+# ---------------------------------------------------------------------------------- frame stacks
+
+
+def test_a_stack_of_frames_begins_anew_with_each_episode():
+    envs = make_envs(EnvOptions(f"{TASKS}:Corridor", frame_stack=3), num_envs=1)
+    places = [envs.reset()["frame"][0].argmax(axis=1).tolist()]
+    places += [envs.step(ZERO)["frame"][0].argmax(axis=1).tolist() for _ in range(5)]
+    assert places == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [0, 0, 0], [0, 0, 1]]
+
+
+def test_atari_stacks_as_many_frames_as_are_asked_for():
+    assert shape_of(env="PongNoFrameskip-v4", frame_stack=2) == (2, 84, 84)
+    assert shape_of(env="PongNoFrameskip-v4", wrappers=f"{TASKS}:Doubled") == (4, 84, 84)
+
+
+def two_cart_poles(num_envs):
+    return gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="sync")
+
+
+def test_a_vector_environment_stacks_its_frames_itself():
+    with pytest.raises(UsageError, match="stack frames in the factory"):
+        make_envs(EnvOptions(f"{__name__}:two_cart_poles", frame_stack=2), num_envs=2)
+
+
+# ------------------------------------------------------------------------------------ names
+
+NEW = """
+import sys
+from torchbeast.envs import EnvOptions, look_at
+print(look_at(EnvOptions(*sys.argv[1:2], imports=sys.argv[2])).observation.shape)
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "imports"), [(f"{TASKS}:HelpersCorridor-v0", ""), ("HelpersCorridor-v0", TASKS)]
+)
+def test_ids_that_a_module_of_ones_own_registers_are_found(env, imports):
+    """In a process that has not imported it yet."""
+    command = [sys.executable, "-c", NEW, env, imports]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout == "(4,)\n", result.stderr
+
+
+def test_the_hint_for_an_unknown_id_names_the_flag_that_helps():
+    with pytest.raises(UsageError, match="with --import MODULE if a module of yours registers it"):
+        check_env(EnvOptions("MyGrid-v0"))
+
+
+def test_the_hint_for_a_wrong_name_in_a_module_is_a_name_that_works():
+    with pytest.raises(UsageError, match="did you mean HelpersCorridor-v0") as caught:
+        check_env(EnvOptions(f"{TASKS}:HelperCorridor-v0"))
+    assert "registers no Gymnasium id of that name" in str(caught.value)
+    check_env(EnvOptions(f"{TASKS}:HelpersCorridor-v0"))
+
+
+# ------------------------------------------------------------------------------------ video
+
+
+def film(env, path):
+    import cv2
+
+    envs = make_envs(EnvOptions(env), num_envs=1, seed=0, render=True)
+    envs.reset()
+    video = Video(path, envs)
+    try:
+        for _ in range(5):
+            envs.step(ZERO)
+            video.add()
+    finally:
+        video.close()
+        envs.close()
+    return cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FPS)
+
+
+def test_a_factory_that_takes_a_render_mode_is_filmed_at_its_own_speed(tmp_path):
+    assert film(f"{TASKS}:Corridor", tmp_path / "own.mp4") == 7
+    assert film(f"{TASKS}:HelpersCorridor-v0", tmp_path / "id.mp4") == 7
+    assert film("PongNoFrameskip-v4", tmp_path / "game.mp4") == 15  # of 60, each 4th
+
+
+def test_what_cannot_be_filmed_is_said_in_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="must render to rgb_array"):
+        film(f"{TASKS}:corridor", tmp_path / "none.mp4")

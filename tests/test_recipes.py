@@ -1,0 +1,70 @@
+"""Which settings a run gets, by what its environment is like; what the command line says stays."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import discrete, spec_of_space
+from tests.helpers.specs import spec_for
+from torchbeast import monobeast, polybeast_learner
+from torchbeast.core.settings import Settings
+from torchbeast.run import recipes
+from torchbeast.run.command_line import parse
+from torchbeast.run.flags import with_recipe
+
+VECTOR, IMAGE = spec_for((4,), 2), spec_for((84, 84), 2)
+
+
+@pytest.mark.parametrize(
+    ("env", "clipping"),
+    [
+        ("PongNoFrameskip-v4", "abs_one"),
+        ("ALE/Breakout-v5", "abs_one"),
+        ("Catch", "none"),
+        ("Mock", "none"),  # an image, but no game with a score
+        ("CartPole-v1", "none"),
+        ("tests.helpers.tasks:Bandit", "none"),
+    ],
+)
+def test_rewards_are_clipped_in_atari_alone(env, clipping):
+    assert parse(monobeast.Flags, ["--env", env]).reward_clipping == clipping
+
+
+def test_the_paper_clips_rewards_and_what_is_given_stays():
+    assert recipes.PAPER["reward_clipping"] == "abs_one"
+    args = ["--env", "PongNoFrameskip-v4", "--reward_clipping", "none"]
+    assert parse(monobeast.Flags, args).reward_clipping == "none"
+    assert Settings().reward_clipping == "none"
+
+
+def test_code_for_torchbeast_has_its_rewards_clipped_as_they_were():
+    class Theirs:
+        learning_rate = 0.1
+
+    assert polybeast_learner._settings_of(Theirs()).reward_clipping == "abs_one"
+
+
+def test_remote_environments_get_their_recipe_when_it_is_known_what_they_are_like():
+    args = ["--env", "remote", "--listen", "127.0.0.1:0", "--learning_rate", "0.5"]
+    flags = parse(polybeast_learner.Flags, args)
+    assert flags.total_steps == Settings().total_steps
+    of_vectors = with_recipe(flags, VECTOR)
+    assert of_vectors.total_steps == recipes.VECTOR["total_steps"]
+    assert of_vectors.baseline_cost == recipes.VECTOR["baseline_cost"]
+    assert of_vectors.learning_rate == 0.5  # given
+    assert of_vectors.sources["total_steps"] == "recipe"
+    assert with_recipe(flags, IMAGE) == flags
+
+
+def test_remote_environments_with_the_papers_recipe_have_it_at_once():
+    flags = parse(polybeast_learner.Flags, ["--env", "remote", "--recipe", "paper"])
+    assert flags.batch_size == 32
+    assert with_recipe(flags, VECTOR) == flags
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(5), spaces.MultiBinary(3), spaces.Box(0, 1, (), np.float32)], ids=str
+)
+def test_numbers_get_the_settings_of_vectors(space):
+    assert recipes._for_frames(Spec(spec_of_space(space), discrete(2)), "auto") == recipes.VECTOR

@@ -1,0 +1,120 @@
+"""Specs say what a Gymnasium space says, and travel as JSON."""
+
+import json
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import (
+    INT64,
+    ArraySpec,
+    UnknownSpace,
+    add_offsets,
+    canonical,
+    count_actions,
+    discrete,
+    has_offsets,
+    spec_of,
+    spec_of_space,
+    with_bounds,
+    zero_based,
+)
+
+CART_POLE = np.array([4.8, np.inf, 0.42, np.inf], np.float32)
+SPACES = [
+    (spaces.Box(0, 255, (2, 3), np.uint8), ArraySpec("uint8", (2, 3), 0, 255)),
+    (spaces.Box(-1.0, 1.0, (), np.float32), ArraySpec("float32", (), -1.0, 1.0)),
+    (spaces.Box(-np.inf, np.inf, (3,), np.float32), ArraySpec("float32", (3,))),
+    (
+        spaces.Box(-CART_POLE, CART_POLE),
+        ArraySpec("float32", (4,), tuple((-CART_POLE).tolist()), tuple(CART_POLE.tolist())),
+    ),
+    (spaces.Discrete(3), discrete(3)),
+    (spaces.Discrete(3, start=5), ArraySpec("int64", (), 5, 7, True)),
+    (spaces.MultiDiscrete([2, 3]), ArraySpec("int64", (2,), 0, (1, 2), True)),
+    (
+        spaces.MultiDiscrete([[2, 2]], start=[[1, 4]]),
+        ArraySpec("int64", (1, 2), (1, 4), (2, 5), True),
+    ),
+    (spaces.MultiBinary((2, 2)), ArraySpec("int8", (2, 2), 0, 1, True)),
+    (
+        spaces.Dict({"move": spaces.Discrete(4), "aim": spaces.Box(-1, 1, (2,), np.float32)}),
+        {"aim": ArraySpec("float32", (2,), -1.0, 1.0), "move": discrete(4)},
+    ),
+    (spaces.Tuple([spaces.Discrete(2)]), (discrete(2),)),
+]
+
+
+@pytest.mark.parametrize(("space", "spec"), SPACES, ids=[str(space) for space, _ in SPACES])
+def test_spaces_become_specs_and_travel_as_json(space, spec):
+    assert spec_of_space(space) == spec
+    whole = Spec(spec, spec)
+    assert Spec.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+
+
+def test_bounds_of_large_arrays_are_kept_as_the_widest_ones():
+    high = np.arange(1.0, 1001.0, dtype=np.float32)
+    spec = spec_of_space(spaces.Box(np.zeros(1000, np.float32), high))
+    assert spec == ArraySpec("float32", (1000,), 0.0, 1000.0)
+
+
+@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2))])
+def test_spaces_without_arrays_are_refused_with_a_sentence(space):
+    with pytest.raises(UnknownSpace, match=f"A {type(space).__name__} space has no arrays"):
+        spec_of_space(space)
+
+
+def test_the_number_of_actions_is_that_of_one_discrete_number():
+    assert count_actions(discrete(6)) == 6
+    assert count_actions(INT64) == 0  # nobody said
+    for space in (spaces.MultiDiscrete([2, 3]), spaces.Box(0, 5, (), np.int64), spaces.Dict()):
+        assert count_actions(spec_of_space(space)) == 0
+
+
+def test_a_space_gives_bounds_to_arrays_of_its_shape_whatever_their_dtype():
+    arrays = {"a": np.zeros((7, 2), np.float32), "b": np.zeros(7, np.int64)}
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float64), "b": spaces.Discrete(4)})
+    assert with_bounds(spec_of(arrays), spec_of_space(space)) == {
+        "a": ArraySpec("float32", (2,), -1.0, 1.0),
+        "b": discrete(4),
+    }
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-1, 1, (3,)), spaces.Dict({}), spaces.Tuple([spaces.Discrete(2)])]
+)
+def test_a_space_that_does_not_fit_the_arrays_says_nothing(space):
+    assert with_bounds(spec_of({"a": np.zeros((7, 2))}), spec_of_space(space)) == {
+        "a": ArraySpec("float64", (2,))
+    }
+
+
+def test_actions_are_counted_from_0_and_shifted_where_they_are_taken():
+    space = spaces.Dict(
+        {
+            "move": spaces.Discrete(3, start=-1),
+            "grid": spaces.MultiDiscrete([2, 3], start=[10, 20]),
+            "aim": spaces.Box(-1, 1, (1,), np.float32),
+        }
+    )
+    taken = spec_of_space(space)
+    shown = zero_based(taken)
+    assert has_offsets(taken)
+    assert not has_offsets(shown)
+    assert shown["move"] == discrete(3)
+    assert shown["grid"] == ArraySpec("int64", (2,), 0, (1, 2), True)
+    aim = np.array([[0.5], [0.25]], np.float32)
+    actions = {"move": np.array([0, 2]), "grid": np.array([[0, 0], [1, 2]]), "aim": aim}
+    shifted = add_offsets(taken, actions)
+    assert shifted["move"].tolist() == [-1, 1]
+    assert shifted["grid"].tolist() == [[10, 20], [11, 22]]
+    assert shifted["aim"].tolist() == aim.tolist()
+    assert all(space["grid"].contains(one) for one in shifted["grid"])
+
+
+def test_specs_correspond_whatever_their_bounds():
+    assert canonical({"b": [discrete(3)], "a": ArraySpec("uint8", (2,), 0, 1)}) == canonical(
+        {"a": ArraySpec("uint8", (2,), 0, 255), "b": (INT64,)}
+    )

@@ -1,0 +1,88 @@
+"""From the name given with --env to who makes the environment: a factory, or Gymnasium."""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.toys import TOYS
+from torchbeast.errors import UsageError
+
+REMOTE = "remote"  # whatever dials in: only PolyBeast's learner can do with that
+
+Maker = Callable[..., Any] | EnvSpec
+
+
+def find_maker(options: EnvOptions) -> Maker:
+    """The class of a toy, a factory of the user's, or the spec behind a Gymnasium id."""
+    options.import_modules()
+    name = options.env
+    if name == REMOTE:
+        raise UsageError(
+            "--env remote stands for environments that dial in: it needs polybeast_learner "
+            "--listen; name an environment to make one here."
+        )
+    if name in TOYS:
+        return TOYS[name]
+    module_name, colon, attribute = name.partition(":")
+    return _find_in_module(name, module_name, attribute) if colon else _find_id(name)
+
+
+def check_env(options: EnvOptions) -> None:
+    """Raise UsageError unless the options name an environment, with arguments and wrappers."""
+    if options.env == REMOTE:
+        options.import_modules()
+    else:
+        find_maker(options)
+    _ = options.kwargs, options.wrapper_classes  # or UsageError
+    if options.frame_stack is not None and options.frame_stack < 1:
+        raise UsageError(f"frame_stack must be at least 1, got {options.frame_stack}.")
+
+
+def _find_in_module(name: str, module_name: str, attribute: str) -> Maker:
+    """`package.module:factory`, or `package.module:id`, where the module registers the id."""
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(
+            f"--env {name}: cannot import {module_name!r} ({error}); "
+            "name a module that Python finds from here, as package.module:factory."
+        ) from error
+    factory = getattr(module, attribute, None)
+    if callable(factory):
+        return factory
+    try:
+        return gymnasium.spec(attribute)
+    except gymnasium.error.Error:
+        known = [*(n for n in dir(module) if not n.startswith("_")), *gymnasium.registry]
+        raise UsageError(
+            f"--env {name}: module {module_name!r} has no factory {attribute!r}, and registers no "
+            f"Gymnasium id of that name{_did_you_mean(attribute, known)}."
+        ) from None
+
+
+def _find_id(name: str) -> EnvSpec:
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    try:
+        spec = gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        known = [*TOYS, *gymnasium.registry]
+        raise UsageError(
+            f"No environment is called {name!r}{_did_you_mean(name, known)}; --env takes a "
+            f"Gymnasium id (with --import MODULE if a module of yours registers it), "
+            f"{', '.join(TOYS)}, or package.module:factory."
+        ) from error
+    assert isinstance(spec, EnvSpec)
+    return spec
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return f": did you mean {' or '.join(by_lower[c] for c in close)}?" if close else ""

@@ -1,0 +1,88 @@
+"""What is said of an environment: its name, its arguments, what it is wrapped in."""
+
+import dataclasses
+import importlib
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from torchbeast.errors import UsageError
+
+WRAPPERS = "--wrappers takes package.module:Wrapper, several with commas"
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """The environment and, for Atari, its preprocessing."""
+
+    env: str = "PongNoFrameskip-v4"
+    """Gymnasium id, Catch, Memory, Mock, package.module:factory, or package.module:id."""
+    env_kwargs: str = ""
+    """Arguments of the environment or its factory, as JSON: '{"size": 8}'."""
+    imports: Annotated[str, tyro.conf.arg(name="import")] = ""
+    """Import these modules first, which register environments (several with commas)."""
+    wrappers: str = ""
+    """Wrap each environment in package.module:Wrapper,..., from the inside out."""
+    frame_stack: int | None = None
+    """Show the agent so many observations at once; None: 4 in Atari games, else 1."""
+    noop_max: int = 30
+    """Atari: at most this many no-ops at the start of an episode."""
+    fire_reset: bool = True
+    """Atari: press FIRE at the start, in games that have it."""
+    episodic_life: bool = False
+    """Atari: a lost life ends the episode for the learner (returns stay the game's)."""
+    sticky_actions: float | None = None
+    """Atari: probability to repeat the last action; None: what the id says (-v4: 0, -v5: 0.25)."""
+
+    @property
+    def env_options(self) -> "EnvOptions":
+        """These alone, of a class that has more flags."""
+        names = [field.name for field in dataclasses.fields(EnvOptions)]
+        return EnvOptions(**{name: getattr(self, name) for name in names})
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Of --env_kwargs."""
+        try:
+            kwargs = json.loads(self.env_kwargs or "{}")
+        except ValueError as error:
+            raise UsageError(
+                f"--env_kwargs must be JSON such as '{{\"size\": 8}}', got {self.env_kwargs} "
+                f"({error})."
+            ) from error
+        if not isinstance(kwargs, dict):
+            raise UsageError(
+                f"--env_kwargs must be one JSON object such as '{{\"size\": 8}}', "
+                f"got {self.env_kwargs}."
+            )
+        return kwargs
+
+    @property
+    def wrapper_classes(self) -> list[Any]:
+        """Of --wrappers, imported."""
+        classes = []
+        for name in _split(self.wrappers):
+            module_name, _, attribute = name.partition(":")
+            try:
+                wrapper = getattr(importlib.import_module(module_name), attribute)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise UsageError(f"{WRAPPERS}; {name} cannot be imported ({error}).") from error
+            classes.append(wrapper)
+        return classes
+
+    def import_modules(self) -> None:
+        """Those of --import."""
+        for name in _split(self.imports):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                raise UsageError(
+                    f"--import {name}: cannot be imported ({error}); name a module that Python "
+                    "finds from here."
+                ) from error
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]

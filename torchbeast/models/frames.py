@@ -1,0 +1,194 @@
+"""Frames as nets take them: numbers of a size that they learn from, images with channels first.
+
+What a frame is comes from its spec: its shape, its bounds, and whether its integers are categories.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from libtorchbeast.specs import ArraySpec
+from torchbeast.errors import UsageError
+
+MIN_IMAGE_SIDE = 32  # smaller boards are left to the MLP
+MAX_BOUND = 1e6  # more is as good as unbounded
+USUAL_FLOATS = (1.0, 32.0)  # bounds between which floats are left as they are
+CHUNK = 8  # frames that stay in a core's cache from one operation to the next
+
+
+def as_spec(frame: Any) -> ArraySpec:
+    """A spec, or a shape of which nothing else is known."""
+    return frame if isinstance(frame, ArraySpec) else ArraySpec("float32", tuple(frame))
+
+
+class Scale(NamedTuple):
+    """(x - shift) * factor; numbers, or arrays where elements differ."""
+
+    shift: Any
+    factor: Any
+
+
+def scale_of(spec: ArraySpec) -> Scale | None:
+    """Brings what has bounds to [-1, 1] or [0, 1]; None if nothing has.
+
+    0 stays 0 if it is within the bounds, for it is often what nothing looks like. Floats around 0
+    with bounds of a usual size stay as they are: such bounds are often limits that are hardly ever
+    reached (velocities, say), so that most of what is seen would become too small.
+    """
+    if spec.low is None or spec.high is None:
+        return None
+    low, high = (np.clip(bound, -2 * MAX_BOUND, 2 * MAX_BOUND) for bound in spec.bounds)
+    bounded = (low >= -MAX_BOUND) & (high <= MAX_BOUND) & (low < high)
+    has_zero = (low <= 0) & (high >= 0)
+    shift = np.where(bounded & ~has_zero, low, 0.0)
+    size = np.where(has_zero, np.maximum(-low, high), high - low)
+    if "float" in spec.dtype:
+        bounded &= ~(has_zero & (USUAL_FLOATS[0] <= size) & (size <= USUAL_FLOATS[1]))
+    factor = 1 / np.where(bounded, size, 1.0)
+    if not isinstance(spec.low, tuple) and not isinstance(spec.high, tuple):
+        return Scale(float(shift.flat[0]), float(factor.flat[0]))
+    return Scale(shift, factor)
+
+
+class Numbers(nn.Module):
+    """Frames [N, ...] as vectors [N, num_outputs]: scaled by their bounds, categories one-hot.
+
+    Without bounds numbers stay as they are, but for bytes, which are taken for 0 to 255.
+    """
+
+    shift: Tensor
+    factor: Tensor
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__()
+        self._counts = spec.num_categories
+        low = spec.bounds[0]
+        if max(self._counts, default=0) > 2:
+            self.num_outputs = sum(self._counts)
+            self._first = low.ravel().astype(np.int64).tolist()
+            return
+        self._counts = ()  # 0 and 1 are as good as one-hot
+        self.num_outputs = int(np.prod(spec.shape))
+        scale = scale_of(spec)
+        self._knows_scale = scale is not None
+        shift, factor = scale or (0.0, 1.0)
+        self._is_scaled = bool(np.any(shift) or np.any(np.not_equal(factor, 1.0)))
+        for name, value in (("shift", shift), ("factor", factor)):
+            # Not in checkpoints: the spec says it.
+            value = torch.as_tensor(value, dtype=torch.float32).flatten()
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, frame: Tensor) -> Tensor:
+        x = frame.reshape(len(frame), -1)
+        if self._counts:
+            return self._one_hot(x.long())
+        if not self._knows_scale and x.dtype == torch.uint8:
+            return x.float().mul_(1 / 255)
+        x = x.float()
+        return (x - self.shift) * self.factor if self._is_scaled else x
+
+    def _one_hot(self, x: Tensor) -> Tensor:
+        # What environments say, from wherever they are, must not end a run: hence the clamp.
+        vectors = [
+            F.one_hot((x[:, i] - first).clamp(0, count - 1), count)
+            for i, (first, count) in enumerate(zip(self._first, self._counts, strict=True))
+        ]
+        return torch.cat(vectors, dim=1).float()
+
+
+# ------------------------------------------------------------------------------------------ images
+
+
+class Layout(NamedTuple):
+    """How frames become images [N, channels, height, width]: permuted, then reshaped."""
+
+    order: tuple[int, ...]  # of a frame's dimensions
+    shape: tuple[int, int, int]  # channels, height, width
+
+
+def find_layout(shape: tuple[int, ...]) -> Layout | None:
+    """Of what looks like an image, or like a stack of images; None if it is none, or unclear.
+
+    The two sides are the large dimensions, next to each other; channels come before or after,
+    and whatever is stacked comes first.
+    """
+    layouts: dict[int, list[tuple[tuple[int, ...], tuple[int, int]]]] = {
+        2: [((0, 1), (0, 1))],
+        3: [((0, 1, 2), (1, 2)), ((2, 0, 1), (0, 1))],
+        4: [((0, 1, 2, 3), (2, 3)), ((0, 3, 1, 2), (1, 2))],
+    }
+    fitting = []
+    for order, sides in layouts.get(len(shape), []):
+        height, width = (shape[i] for i in sides)
+        channels = [shape[i] for i in order if i not in sides]
+        smaller = max(channels, default=1) < min(height, width)
+        if smaller and min(height, width) >= MIN_IMAGE_SIDE:
+            fitting.append(Layout(order, (int(np.prod(channels)), height, width)))
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _plain_layout(shape: tuple[int, ...]) -> Layout | None:
+    """Of a board, say, for who asks for an image net all the same."""
+    if len(shape) == 2:
+        return Layout((0, 1), (1, *shape))
+    if len(shape) != 3:
+        return None
+    first, second, third = shape
+    if third < min(first, second):
+        return Layout((2, 0, 1), (third, first, second))
+    return Layout((0, 1, 2), (first, second, third))
+
+
+class Images(nn.Module):
+    """Frames as the convolutions want them: channels first in shape, last in memory, centred.
+
+    Bytes stay bytes until here. Each frame's mean is taken off what has bounds: most of a game's
+    screen is one even background, and its brightness is in every gradient, so that the first
+    layer's filters drift the same way until most are 0 everywhere.
+    """
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__()
+        layout = find_layout(spec.shape) or _plain_layout(spec.shape)
+        if layout is None:
+            raise UsageError(
+                f"Image models take frames of two or three dimensions, or stacks of them, got "
+                f"{list(spec.shape)}; use --model mlp."
+            )
+        self.num_channels = layout.shape[0]
+        self._shape = layout.shape
+        self._order = tuple(1 + i for i in layout.order)
+        low, high = float(spec.bounds[0].min()), float(spec.bounds[1].max())
+        is_bounded = max(-low, high) <= MAX_BOUND
+        self._scale = scale_of(ArraySpec(spec.dtype, (), low, high)) if is_bounded else None
+
+    def forward(self, frame: Tensor) -> Tensor:
+        frame = frame.permute(0, *self._order).reshape(len(frame), *self._shape)
+        x = torch.empty_like(frame, dtype=torch.float32, memory_format=torch.channels_last)
+        in_pieces = frame.device.type == "cpu" and not torch.compiler.is_compiling()
+        size = CHUNK if in_pieces else len(frame)
+        scale = self._scale
+        if scale is None and frame.dtype == torch.uint8:
+            scale = Scale(0.0, 1 / 255)
+        for some, source in zip(x.split(size), frame.split(size), strict=True):
+            for channel in range(self.num_channels):  # one strided copy of all takes twice as long
+                some[:, channel] = source[:, channel]
+            if scale is not None:  # what is taken off first goes with the mean
+                some.mul_(scale.factor)
+                some.sub_(some.mean(dim=(1, 2, 3), keepdim=True))
+        return x
+
+    def count_outputs(self, convs: nn.Module) -> int:
+        """UsageError if the images are too small for them."""
+        try:
+            with torch.no_grad():
+                return convs(torch.zeros(1, *self._shape)).numel()
+        except RuntimeError as error:
+            channels, height, width = self._shape
+            raise UsageError(
+                f"This image model takes larger images than {height} x {width} with {channels} "
+                "channels; use --model mlp."
+            ) from error
