@@ -144,7 +144,7 @@ def dial_bare(pipe: Any, address: str) -> None:
         return num_messages * NUM_ENVS // 2 / (time.monotonic() - start)
 
     async def dial() -> None:
-        options = channel_options(LIMITS.max_message_bytes)
+        options = channel_options(LIMITS)
         channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(2)]
         calls = [channel.stream_stream("/B/P")() for channel in channels]
         while True:
@@ -206,7 +206,7 @@ def dial_many(pipe: Any, address: str) -> None:
             await call.write(later)
 
     async def dial() -> list[int]:
-        options = channel_options(LIMITS.max_message_bytes)
+        options = channel_options(LIMITS)
         channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(NUM_STREAMS)]
         tasks = [asyncio.create_task(play(channel, i)) for i, channel in enumerate(channels)]
         await asyncio.to_thread(pipe.recv)

@@ -30,6 +30,7 @@ from libtorchbeast.rpc.handshake import (
     printable,
     refusal_from_json,
 )
+from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
 from libtorchbeast.supervisor import BackOff
@@ -41,7 +42,6 @@ ACTION_S = 600.0  # and may be held up for a while later, too
 FLUSH_S = 2.0
 STOP_S = 1.0
 REFUSED_S, MAX_REFUSED_S = 5.0, 60.0  # between calls of a learner that does not want us
-MAX_MESSAGE_BYTES = 64 << 20
 
 
 class LearnerGone(Exception):
@@ -287,7 +287,7 @@ async def dial_stream(
 
     check_owner(address)
     try:
-        channel = security.aio_channel(address, MAX_MESSAGE_BYTES)
+        channel = security.aio_channel(address, Limits())
     except ValueError as error:
         raise NotReady(str(error)) from error
     call: Any = None
@@ -300,7 +300,15 @@ async def dial_stream(
             if data is grpc.aio.EOF:
                 raise LearnerGone("It closed the stream.")
             stream.has_done(ANSWER)
-            link = StreamLink(hello, call.read, call.write, stream, ACTION_S)
+
+            async def exchange(data: bytes) -> bytes:
+                await call.write(data)
+                data = await call.read()
+                if data is grpc.aio.EOF:
+                    raise LinkLost("The learner closed the stream.")
+                return data
+
+            link = StreamLink(hello, exchange, stream, ACTION_S)
             yield call, link, decode_greeting(data)
     except grpc.aio.AioRpcError as error:
         raise end_of_call(error) from error

@@ -5,6 +5,7 @@ all of them in turn (lane_scheduler.py); no gRPC is needed, nor imported. At a p
 speaks gRPC at the socket, see grpc_server.py.
 """
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -265,35 +266,45 @@ def _say(peer: JsonSocket, kind: str, **values: Any) -> None:
 class StreamsBehind:
     """A gRPC server of its own thread, for who speaks gRPC at a unix socket; starts when needed."""
 
+    START_S = 30.0
     JOIN_S = 10.0
 
     def __init__(self, *arguments: Any) -> None:
         """Of `StreamServer`."""
         self._arguments = arguments
         self._server: Any = None
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._resources = contextlib.ExitStack()
+        self._address = ""
 
     async def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere."""
-        from libtorchbeast.rpc.grpc_server import START_S, StreamServer
+        from libtorchbeast.rpc.grpc_relay import private_address, relay
+        from libtorchbeast.rpc.grpc_server import StreamServer
 
-        if self._thread is None:
+        if self._server is None:
+            self._address = self._resources.enter_context(private_address())
             self._server = StreamServer(*self._arguments)
-            self._thread = threading.Thread(
-                target=self._server.run_behind, name="streams", daemon=True
-            )
-            self._thread.start()
-        deadline = time.monotonic() + START_S
+            self._start(self._server.run, self._address)
+        deadline = time.monotonic() + self.START_S
         while not self._server.is_listening.is_set():
-            if time.monotonic() > deadline or not self._thread.is_alive():
+            if time.monotonic() > deadline or not self._threads[0].is_alive():
                 raise TimeoutError("gRPC did not start in time.")
             await pause(0.05)
-        self._server.take(connection)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._start(asyncio.run, relay(connection, self._address))
+
+    def _start(self, target: Callable[..., object], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, name="streams", daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def close(self) -> None:
-        if self._thread is not None:
+        if self._server is not None:
             self._server.stop()
-            self._thread.join(self.JOIN_S)
+        for thread in self._threads:  # relays end with the server
+            thread.join(self.JOIN_S)
+        self._resources.close()
 
 
 class Server(EnvironmentServer):

@@ -452,7 +452,7 @@ class Gateway:
         self._report(f"The environments at {address} {what}: {text}", address, "info")
 
     async def _call(self, stream: Watched) -> None:
-        channel = self._security.aio_channel(stream.peer, self._limits.max_message_bytes)
+        channel = self._security.aio_channel(stream.peer, self._limits)
         try:
             call = channel.stream_stream("/" + "/".join(ENVIRONMENTS_METHOD))()
 

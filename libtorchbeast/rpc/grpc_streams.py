@@ -17,6 +17,7 @@ INTRODUCE, STEP, READ, ANSWER = "introduced itself", "taken a step", "read its a
 
 Read = Callable[[], Awaitable[Any]]
 Write = Callable[[bytes], Awaitable[None]]
+Exchange = Callable[[bytes], Awaitable[bytes]]
 
 
 class LinkLost(Exception):
@@ -24,14 +25,14 @@ class LinkLost(Exception):
 
 
 class Watched:
-    """A task that is cancelled when the other end lets it wait too long.
+    """A stream that is ended when the other end lets it wait too long.
 
-    Setting a deadline costs next to nothing: somebody looks at all of them now and then (`watch`).
+    Setting a deadline costs next to nothing: somebody looks at all of them now and then.
     """
 
-    def __init__(self, peer: str, task: asyncio.Task[Any] | None = None) -> None:
+    def __init__(self, peer: str, cancel: Callable[[Refused], object]) -> None:
         self.peer = peer
-        self.task = task
+        self._cancel = cancel
         self.num_steps = 0
         self.is_authenticated = False
         self.ended_by: Refused | None = None
@@ -45,9 +46,9 @@ class Watched:
         self._deadlines.pop(what, None)
 
     def end(self, why: Refused) -> None:
-        if self.ended_by is None and self.task is not None:
+        if self.ended_by is None:
             self.ended_by = why
-            self.task.cancel()
+            self._cancel(why)
 
     def check(self) -> None:
         now = time.monotonic()
@@ -69,14 +70,9 @@ async def watch(tasks: set[Watched], tick: Callable[[], None]) -> None:
 class StreamLink:
     """A gRPC stream of environments, whoever dialled."""
 
-    def __init__(
-        self, hello: Hello, read: Read, write: Write, watched: Watched, answer_s: float
-    ) -> None:
-        import grpc.aio
-
-        self._eof = grpc.aio.EOF
-        self._read = read
-        self._write = write
+    def __init__(self, hello: Hello, exchange: Exchange, watched: Watched, answer_s: float) -> None:
+        """`exchange` sends a message and returns the next one, or raises `LinkLost`."""
+        self._exchange = exchange
         self._watched = watched
         self._answer_s = answer_s
         self._actions = ActionsReader(hello.spec, hello.num_envs)
@@ -84,10 +80,7 @@ class StreamLink:
     async def show(self, row: Row) -> Any:
         """The actions for a row; `LinkLost` if the learner has left."""
         self._watched.expect(ANSWER, self._answer_s)
-        await self._write(encode_step(row))
-        data = await self._read()
-        if data is self._eof:
-            raise LinkLost("The learner closed the stream.")
+        data = await self._exchange(encode_step(row))
         self._watched.has_done(ANSWER)
         self._watched.num_steps += 1
         return self._actions.read(data)
@@ -98,7 +91,7 @@ async def watched(tasks: set[Watched], peer: str) -> Any:
     """The current task, with deadlines; `Refused` in the place of its cancellation by one."""
     task = asyncio.current_task()
     assert task is not None
-    entry = Watched(peer, task)
+    entry = Watched(peer, lambda why: task.cancel())
     tasks.add(entry)
     try:
         yield entry

@@ -114,11 +114,10 @@ def host_of(peer: str) -> str:
     return peer if peer.startswith("unix") else peer.rpartition(":")[0]
 
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
+def channel_options(limits: Limits) -> list[tuple[str, Any]]:
     """For the end that dials: find out when the other is gone, and try again soon."""
     return [
-        *_message_options(max_message_bytes),
-        *_keepalive_options(Limits().keepalive_s),
+        *_common_options(limits),
         ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own
         ("grpc.enable_retries", 0),
     ]
@@ -127,8 +126,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
 def server_options(limits: Limits, share_port: bool = False) -> list[tuple[str, Any]]:
     """For the end that listens."""
     return [
-        *_message_options(limits.max_message_bytes),
-        *_keepalive_options(limits.keepalive_s),
+        *_common_options(limits),
         ("grpc.http2.min_ping_interval_without_data_ms", int(500 * limits.keepalive_s)),
         ("grpc.http2.max_ping_strikes", 0),  # a learner that thinks for a while is no attack
         ("grpc.max_concurrent_streams", limits.max_streams),
@@ -136,19 +134,15 @@ def server_options(limits: Limits, share_port: bool = False) -> list[tuple[str, 
     ]
 
 
-def _message_options(max_message_bytes: int) -> list[tuple[str, Any]]:
+def _common_options(limits: Limits) -> list[tuple[str, Any]]:
+    keepalive_ms = int(1000 * limits.keepalive_s)
     return [
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.http2.max_frame_size", 1 << 20),  # pieces of 16 KiB take both ends more time
-    ]
-
-
-def _keepalive_options(seconds: float) -> list[tuple[str, Any]]:
-    return [
-        ("grpc.keepalive_time_ms", int(1000 * seconds)),
-        ("grpc.keepalive_timeout_ms", int(1000 * seconds)),
-        ("grpc.http2.ping_timeout_ms", int(1000 * seconds)),  # of pings for other purposes
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.http2.ping_timeout_ms", keepalive_ms),  # of pings for other purposes
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

@@ -16,7 +16,7 @@ from typing import Any
 from libtorchbeast import secret
 from libtorchbeast.rpc.address import Address, owner_only_socket
 from libtorchbeast.rpc.certificates import server_credentials
-from libtorchbeast.rpc.limits import channel_options
+from libtorchbeast.rpc.limits import Limits, channel_options
 
 MAX_TOKEN = 4096  # characters
 
@@ -186,7 +186,7 @@ class Security:
 
         return server_credentials(paths, read, self.tls_client_certs)
 
-    def aio_channel(self, address: str, max_message_bytes: int) -> Any:
+    def aio_channel(self, address: str, limits: Limits) -> Any:
         """A grpc.aio channel to an address."""
         import grpc
         import grpc.aio
@@ -194,7 +194,7 @@ class Security:
         self.check_dialing(address)
         where = Address.parse(address)
         uses_tls = self.tls_ca is not None and not where.path
-        options = channel_options(max_message_bytes)
+        options = channel_options(limits)
         # A proxy that the environment names gets nothing but TLS for other machines.
         options.append(("grpc.enable_http_proxy", int(uses_tls and not where.is_local)))
         if self.tls_server_name:

@@ -4,6 +4,7 @@ Observations are most of what travels. They are never made into messages' fields
 behind the small fields when a Step is written, and cut out of it in place when it is read.
 """
 
+import functools
 import math
 import sys
 from typing import Any
@@ -36,18 +37,18 @@ def encode_step(row: Row) -> bytes:
         episode_step=row["episode_step"].tolist(),
         episode_return=row["episode_return"].tolist(),
     )
-    if row["truncated"].any():
+    if np.count_nonzero(row["truncated"]):
         small.truncated.extend(row["truncated"].tolist())
     head = small.SerializeToString()
     parts: list[Any] = [head]
     size = len(head)
     for leaf in nest.flatten(row["frame"]):
         arrays = leaf.arrays if isinstance(leaf, Unstacked) else [leaf]
-        num_bytes = sum(array.nbytes for array in arrays)
-        tag = bytes([_OBSERVATION]) + _varint(num_bytes)
+        num_bytes = len(arrays) * arrays[0].nbytes
+        tag = _tag(_OBSERVATION, num_bytes)
         parts += [tag, *map(_as_sent, arrays)]
         size += len(tag) + num_bytes
-    return b"".join([bytes([_STEP]) + _varint(size), *parts])
+    return b"".join([_tag(_STEP, size), *parts])
 
 
 def encode_actions(actions: Any) -> bytes:
@@ -134,11 +135,11 @@ class ActionsReader:
     def read(self, data: bytes) -> Any:
         """A nest of arrays [K, ...]; they share memory with the message."""
         message = parse(pb.AgentMessage, data)
-        kind = message.WhichOneof("message")
-        if kind != "actions":
-            raise invalid(f"Expected Actions, got {kind or 'an empty message'}.")
         leaves = message.actions.action
         if len(leaves) != len(self._arrays):
+            kind = message.WhichOneof("message")
+            if kind != "actions":
+                raise invalid(f"Expected Actions, got {kind or 'an empty message'}.")
             raise invalid(f"Expected {len(self._arrays)} actions, got {len(leaves)}.")
         arrays = [reader.read(leaf) for reader, leaf in zip(self._arrays, leaves, strict=True)]
         return nest.pack_as(self._spec, arrays)
@@ -155,6 +156,7 @@ class ArrayReader:
         self._dtype = np.dtype(spec.dtype).newbyteorder("<")
         self._shape = (num_envs, *spec.shape)
         self._num_bytes = math.prod(self._shape) * self._dtype.itemsize
+        self._kind = self._dtype.kind
         self._name = name
 
     def read(self, data: Any) -> np.ndarray:
@@ -163,10 +165,10 @@ class ArrayReader:
                 f"{self._name} must have {self._num_bytes} bytes "
                 f"({self._dtype.name}{list(self._shape)}), got {len(data)}."
             )
-        if self._dtype.kind == "b" and np.frombuffer(data, np.uint8).max() > 1:
+        if self._kind == "b" and np.frombuffer(data, np.uint8).max() > 1:
             raise invalid(f"{self._name} is bool: every byte must be 0 or 1, got another.")
-        array = np.frombuffer(data, self._dtype).reshape(self._shape)
-        if self._dtype.kind == "f" and not float(np.abs(array).max()) <= self._most:
+        array = np.ndarray(self._shape, self._dtype, data)
+        if self._kind == "f" and not float(np.abs(array).max()) <= self._most:
             raise invalid(
                 f"{self._name} must be from {-self._most:g} to {self._most:g}, got a number beyond "
                 "that, an infinity or not-a-number in it."
@@ -248,12 +250,14 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     raise invalid("The message has a number of more than 64 bits.")
 
 
-def _varint(value: int) -> bytes:
-    digits = bytearray()
-    while value >= 0x80:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    digits.append(value)
+@functools.lru_cache
+def _tag(field: int, size: int) -> bytes:
+    """The bytes before a field of so many bytes."""
+    digits = bytearray([field])
+    while size >= 0x80:
+        digits.append(size & 0x7F | 0x80)
+        size >>= 7
+    digits.append(size)
     return bytes(digits)
 
 

@@ -1,0 +1,75 @@
+"""Environments that listen at a port, as a learner in another language sees them."""
+
+import contextlib
+import queue
+
+import grpc
+import pytest
+
+from libtorchbeast.rpc.handshake import Greeting
+from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
+from tests.helpers.remote import check_rollouts, learner, serving
+from tests.helpers.threads import wait_until
+
+WAIT_S = 60
+GREETING = encode_greeting(Greeting("learner"))
+
+
+@contextlib.contextmanager
+def served(**options):
+    with serving("127.0.0.1:0", **options) as server:
+        wait_until(lambda: not server.server_address.endswith(":0"))
+        yield server
+
+
+@contextlib.contextmanager
+def dialled(*messages, method=ENVIRONMENTS_METHOD, **options):
+    """(server, call) of a stream that begins with these messages and is not closed."""
+    rest = queue.Queue()
+    for message in messages:
+        rest.put(message)
+    with served(**options) as server, grpc.insecure_channel(server.server_address) as channel:
+        play = channel.stream_stream("/" + "/".join(method))
+        yield server, play(iter(rest.get, None), timeout=WAIT_S)
+        rest.put(None)
+
+
+def end_of(call):
+    """Code and text of the status that ends the stream."""
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    return caught.value.code(), caught.value.details()
+
+
+def test_other_methods_are_not_implemented():
+    with dialled(method=("other.Service", "Play")) as (_, call):
+        code, text = end_of(call)
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert "Environments.Play" in text
+
+
+def test_a_learner_that_does_not_introduce_itself_is_sent_away_with_a_reason():
+    with dialled(limits=Limits(handshake_s=0.1)) as (_, call):
+        code, text = end_of(call)
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "has not introduced itself in time" in text
+
+
+def test_environments_that_end_say_so():
+    with dialled(GREETING) as (server, call):
+        next(call)  # Hello
+        next(call)  # the first Step
+        server.stop()
+        code, _ = end_of(call)
+    assert code is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.slow
+def test_a_connection_outlives_environments_that_are_busy_for_longer_than_its_heartbeat():
+    """Pings are answered though the only thread of Python is in the environments."""
+    with served(build_s=7.0) as server:
+        limits = Limits(keepalive_s=1.5)
+        with learner(server_addresses=[server.server_address], limits=limits) as ours:
+            ours.wait_for_rollouts(1, seconds=20)
+    assert len(check_rollouts(ours.rollouts, ours.unroll_length)) == 2  # not those of a second call
