@@ -57,6 +57,7 @@ class LaneLink:
         """`connection` is open as long as whoever gave us the lane wants it used."""
         self.lane = lane
         self._connection = connection
+        self.last_words: dict[str, Any] | None = None  # of who gave us the lane
         self.keeps_waiting = False
 
     async def attach(self) -> None:
@@ -80,9 +81,11 @@ class LaneLink:
         if self._connection is None:
             return
         try:
-            self._connection.next()
+            self.last_words = self._connection.next()
         except (EOFError, ValueError, OSError) as error:
             raise LaneClosed from error
+        if self.last_words is not None:
+            raise LaneClosed
 
 
 @dataclass(eq=False)

@@ -27,6 +27,7 @@ STACK_S = 1.0  # for a process that hangs to say where
 NUM_ACCIDENTS = 5  # of the same kind that are logged one by one, in a minute
 OUTPUT_LINES = 8  # of what a process has printed, in the report of its end
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # later there may be
+ABORTED = "Fatal Python error: Aborted"  # what faulthandler begins with
 CANNOT_WORK = 78  # exit code (EX_CONFIG): what the command line says cannot work, now or later
 LATE_S = 3.0  # without a heartbeat
 START_S = 60.0  # until the first heartbeat of a process, if its timeout is less
@@ -192,8 +193,8 @@ class Supervisor:
             elif not child._has_beaten:
                 names.append(f"{child.name} (starting for {child.idle_s:.0f} s)")
             elif child.idle_s >= LATE_S:
-                limit = f"restarted after {self.timeout_s:.0f}{self._timeout_flag}"
-                names.append(f"{child.name} (busy for {child.idle_s:.0f} s; {limit})")
+                limit = f"restarted after {self.timeout_s:.0f}"
+                names.append(f"{child.name} (busy for {child.idle_s:.0f} s, {limit})")
         return names
 
     def fail(self, child: Child, what: str) -> None:
@@ -294,8 +295,7 @@ class Supervisor:
             child._heartbeat, child.idle_s, child._has_beaten = heartbeat, 0.0, True
         elif child.idle_s > (self.timeout_s if child._has_beaten else self._start_s):
             self._ask_for_stack(child)
-            what = f"has done nothing for {child.idle_s:.0f} s{self._timeout_flag}"
-            self.fail(child, f"{what}{_stack_in(child)}")
+            self.fail(child, f"has done nothing for {child.idle_s:.0f} s{self._timeout_flag}")
 
     def _ask_for_stack(self, child: Child) -> None:
         """Let a process that hangs say where; it ends of that, if it can."""
@@ -306,7 +306,10 @@ class Supervisor:
         deadline = time.monotonic() + STACK_S
         while child.process.exit_code() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        child.last_warning = "\n".join(text for _, text in child.process.read_log())
+        stack = "\n".join(text for _, text in child.process.read_log())
+        if stack:
+            child.last_warning = "It hangs here:\n" + stack.removeprefix(ABORTED).strip()
+            self._log(child, logging.WARNING, child.last_warning)
 
     def _end(self, child: Child) -> None:
         """Make sure that the process is gone; only then does what it held belong to nobody."""
@@ -321,10 +324,6 @@ class Supervisor:
         shown = self._repeats.take(text, child.name + separator, key=without_numbers(text))
         if shown is not None:
             logger.log(level, "%s", shown)
-
-
-def _stack_in(child: Child) -> str:
-    return f"; it was here:\n{child.last_warning}\n" if child.last_warning else ""
 
 
 def _output_of(child: Child) -> str:

@@ -18,7 +18,7 @@ import pytest
 import torchbeast
 from libtorchbeast import memory
 from libtorchbeast.rows import EpisodeCounter, Spec
-from libtorchbeast.rpc.env_client import EnvironmentClient, LearnerGone
+from libtorchbeast.rpc.env_client import EnvironmentClient, LearnerFinished, LearnerGone
 from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
 from libtorchbeast.rpc.handshake import Hello, Refused
 from libtorchbeast.rpc.limits import Limits
@@ -263,6 +263,33 @@ def test_streams_of_any_size_find_lanes_however_few_there_may_be():
             it.wait_for_rollouts(16)
         wait_until(lambda: it.pool.num_actors() <= 2)
     check_rollouts(it.rollouts, it.unroll_length)
+
+
+@pytest.mark.parametrize("kind", ["port", "socket"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_simulators_hear_that_training_is_finished(tmp_path, kind, finished):
+    """And else that the learner has gone, and may come back."""
+    address = "127.0.0.1:0" if kind == "port" else f"unix:{tmp_path}/learner"
+    with learner(listen=[address]) as it, connect(it, reconnect_s=0.0) as actor:
+        for i in range(20):
+            actor.step(np.array([1, i, 0], np.float32))
+        if finished:
+            it.gateways.finish()
+        it.close()
+        it.close = lambda: None  # for the context
+        with pytest.raises(LearnerGone) as raised:
+            actor.step(np.zeros(3, np.float32))
+        assert isinstance(raised.value, LearnerFinished) == finished
+
+
+def test_a_simulator_without_a_learner_says_that_it_waits(tmp_path, caplog):
+    address = f"unix:{tmp_path}/learner"
+    actor = torchbeast.connect(address, num_actions=3, reconnect_s=1.0)
+    with actor, pytest.raises(LearnerGone):
+        actor.step(np.zeros(3, np.float32))
+    (record,) = caplog.records  # and not one for each call
+    assert record.levelname == "WARNING"
+    assert f"Waiting for a learner at {address}, for up to 1 s: " in record.getMessage()
 
 
 def test_environments_whose_rollouts_would_fill_the_memory_are_refused(monkeypatch):

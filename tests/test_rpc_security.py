@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import re
+import shutil
 import stat
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.counting import NUM_ACTIONS, counting_group
 from tests.helpers.remote import learner
 from tests.helpers.threads import run_in_threads, wait_until
+from tests.helpers.training import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +157,41 @@ def test_tls_and_token_let_the_right_ones_in(certificates, other_authority, toke
         other_name = dataclasses.replace(right, tls_server_name="somebody")
         assert try_to_play(it.address, other_name) != "played"
         assert try_to_play(it.address, right) == "played"
+
+
+def test_paths_may_be_strings(token):
+    security = Security(token_file=str(token))
+    assert security == Security(token_file=token)
+    assert security.read_token() == "a secret"
+    assert Security.from_json(security.to_json()) == security
+
+
+def test_the_example_with_a_token_in_the_docs_plays(certificates, tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "remote.md").read_text()
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "token" in c]
+    shutil.copy(certificates.path("ca.pem"), tmp_path)
+    write_secret(tmp_path / "token", "a secret")
+    monkeypatch.chdir(tmp_path)  # where the example's files are
+    ours = Security(
+        tls_cert=certificates.path("learner.pem"),
+        tls_key=certificates.path("learner.key"),
+        token_file="token",
+    )
+    actions = []
+
+    class Enough(Exception):
+        pass
+
+    def simulate(action):
+        actions.append(action)
+        if len(actions) == 5:
+            raise Enough
+        return np.zeros(3, np.float32), 1.0, False
+
+    names = {"simulate": simulate, "first_observation": np.zeros(3, np.float32)}
+    with learner(listen=["127.0.0.1:0"], security=ours) as it, pytest.raises(Enough):
+        exec(code.replace("learner:4242", it.address), names)
+    assert all(action in range(3) for action in actions)
 
 
 def test_client_certificates_are_demanded(certificates, other_authority, token):

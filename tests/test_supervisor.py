@@ -234,7 +234,7 @@ def test_who_is_late_is_named_with_what_becomes_of_it(clock):
     assert fakes.supervisor.late() == ["Fake 2 (restarts in a moment)"]
     fakes.poll_after(clock, 4)
     assert fakes.supervisor.late() == [
-        "Fake 1 (busy for 4 s; restarted after 5 (--the_timeout))",
+        "Fake 1 (busy for 4 s, restarted after 5)",
     ]
 
 
@@ -460,6 +460,7 @@ def test_a_helper_that_hangs_says_where_and_is_restarted(caplog):
     finally:
         supervisor.close(lambda: None, 0)
     assert "has done nothing for" in caplog.text
+    assert "Helper 0: It hangs here:\n" in caplog.text
     assert "in hang_here" in caplog.text
 
 

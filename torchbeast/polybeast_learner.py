@@ -459,6 +459,8 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
             trace.close()
     finally:
         finished.set()
+        if learner.stats.step >= flags.total_steps:
+            source.finish()
         learner_queue.close()
         inference_batcher.close()
         pool.close()

@@ -21,6 +21,7 @@ from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
 from libtorchbeast.rpc.env_server import lane_in
 from libtorchbeast.rpc.handshake import (
+    FINISHED,
     MAX_TEXT,
     Greeting,
     Hello,
@@ -40,6 +41,7 @@ logger = logging.getLogger("torchbeast")
 HANDSHAKE_S = 150.0  # a learner may be building its model
 ACTION_S = 600.0  # and may be held up for a while later, too
 FLUSH_S = 2.0
+GOODBYE_S = 1.0  # for a learner that closed a lane to say why
 STOP_S = 1.0
 REFUSED_S, MAX_REFUSED_S = 5.0, 60.0  # between calls of a learner that does not want us
 
@@ -50,6 +52,10 @@ class LearnerGone(Exception):
 
 class NotReady(Exception):
     """This end's own token or certificates cannot be used now; they may be being replaced."""
+
+
+class LearnerFinished(LearnerGone):
+    """Training is finished: this learner takes no more steps."""
 
 
 class LanesImpossible(Exception):
@@ -154,7 +160,7 @@ class EnvironmentClient:
                     _refuse(connection, error)
                 await pause(self._pause_after(error, back_off, refusals))
             except LaneClosed:
-                gone = LearnerGone("It closed the lane.")
+                gone = await why_closed(link, connection)
                 await pause(self._pause_after(gone, back_off, refusals))
             except Broken:
                 if connection is not None:
@@ -253,8 +259,24 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
         if isinstance(error, (EOFError, OSError, TimeoutError, LaneClosed)):
             raise LearnerGone(str(error) or "It closed the connection.") from error
         if isinstance(error, Refused) and error.code not in Refused.PERMANENT:
-            raise LearnerGone(str(error)) from error
+            raise gone_for(error) from error
         raise
+
+
+def gone_for(refused: Refused) -> LearnerGone:
+    """A refusal after which nothing is to be corrected."""
+    return (LearnerFinished if refused.code == FINISHED else LearnerGone)(str(refused))
+
+
+async def why_closed(link: LaneLink, connection: Any) -> LearnerGone:
+    """What the learner said when it closed a lane, if it does so soon (in `Turns`)."""
+    message = link.last_words
+    if message is None:
+        with contextlib.suppress(EOFError, OSError, TimeoutError, UnknownProtocol):
+            message = await next_message(connection, GOODBYE_S)
+    if message is None or message["kind"] != "refused":
+        return LearnerGone("It closed the lane.")
+    return gone_for(refusal_from_json(message))
 
 
 def understood(message: dict[str, Any]) -> Greeting:
@@ -341,7 +363,8 @@ def end_of_call(error: Any) -> Exception:
     if code.name == "INTERNAL":  # all that grpc knows of a stream that is ended while it is written
         return LearnerGone("It ended the stream at once; it may have no place left, or be ending.")
     text = printable(details or code.name)
-    return Refused(code.name, text) if code.name in Refused.PERMANENT else LearnerGone(text)
+    refused = Refused(code.name, text)
+    return refused if code.name in Refused.PERMANENT else gone_for(refused)
 
 
 async def send_failure(call: Any, text: str) -> None:

@@ -94,6 +94,7 @@ class Gateway:
         self._unauthenticated_texts = RepeatFilter(MAX_UNAUTHENTICATED_TEXTS)
         self._stopped = asyncio.Event()
         self._num_playing = 0
+        self._is_finished = False
 
     async def run(self) -> None:
         """Until the learner says so, or is gone."""
@@ -113,7 +114,7 @@ class Gateway:
                 self._have_callers(address, 1)
             await self._stopped.wait()
             for stream in list(self._streams):
-                stream.end(learner_is_ending())
+                stream.end(self._ending())
             for task in [watcher, *itertools.chain(*self._callers.values())]:
                 task.cancel()
         self._lanes.stop()
@@ -146,9 +147,15 @@ class Gateway:
                     self._lanes.refuse(message["id"], message["code"], message["text"])
                 else:
                     assert kind == "stop"
+                    self._is_finished = message["finished"]
                     self._stopped.set()
         except EOFError:
             self._stopped.set()
+
+    def _ending(self) -> Refused:
+        """What streams end with whose lane was closed; the learner may have said why before."""
+        self._read_messages()
+        return learner_is_ending(self._is_finished)
 
     @contextlib.contextmanager
     def _playing(self, hello: Hello, peer: str) -> Any:
@@ -182,7 +189,7 @@ class Gateway:
                     await write(accept)
                 await self._carry(stream, lane, read, write)
         except LaneClosed as error:
-            raise learner_is_ending() from error
+            raise self._ending() from error
         finally:
             self._lanes.release(lane)
 
@@ -201,7 +208,7 @@ class Gateway:
             reader.read(data)
             lane.send_rows()
             if await self._lanes.wait_while(lane, AGENT) != ENVIRONMENT:
-                raise learner_is_ending()
+                raise self._ending()
             for last, action in zip(last_actions, actions, strict=True):
                 last[...] = action
             stream.num_steps += 1
@@ -346,7 +353,7 @@ class Gateway:
             async with watched(self._streams, peer) as stream:
                 stream.expect(INTRODUCE, self._limits.handshake_s)
                 if self._stopped.is_set():
-                    raise learner_is_ending()
+                    raise self._ending()
                 with self._admission.stream(peer):
                     await serve(stream)
         except Refused as error:

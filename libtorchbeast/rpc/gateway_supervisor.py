@@ -213,6 +213,10 @@ class Gateways:
             self.poll()
         return self.spec
 
+    def finish(self) -> None:
+        """Say to environments elsewhere that training is finished; call it before `close`."""
+        self._send_stop(finished=True)
+
     def close(self) -> None:
         """End all gateways and close their lanes; nothing is left."""
         if self._is_closed:
@@ -265,9 +269,13 @@ class Gateways:
         for gateway in self._gateways:
             for lane in gateway.lanes:
                 lane.turn.close()
+        self._send_stop(finished=False)
+
+    def _send_stop(self, finished: bool) -> None:
+        for gateway in self._gateways:
             if gateway.control is not None:
                 with contextlib.suppress(OSError):  # it may be gone already
-                    gateway.control.send("stop")
+                    gateway.control.send("stop", finished=finished)
 
     # What they say.
 

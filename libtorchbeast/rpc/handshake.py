@@ -30,6 +30,7 @@ MAX_INTEGER = 2.0**53
 MAX_NUM_STREAMS = 64  # that one server asks for
 MAX_NAME = 200
 MAX_TEXT = 10_000
+FINISHED = "OUT_OF_RANGE"  # the code of a learner that has all the steps it wanted
 MAX_STATUS_TEXT = 2_000  # a status travels as a header, and those are small
 
 
@@ -266,7 +267,9 @@ def _in_words(numbers: tuple[int, ...]) -> str:
     return " x ".join(str(n) for n in numbers[:MAX_DIMENSIONS])
 
 
-def learner_is_ending() -> Refused:
+def learner_is_ending(finished: bool = False) -> Refused:
+    if finished:
+        return Refused(FINISHED, "Training is finished.")
     return Refused("UNAVAILABLE", "The learner is ending; try again later.")
 
 

@@ -19,6 +19,7 @@ from libtorchbeast.rpc.certificates import server_credentials
 from libtorchbeast.rpc.limits import Limits, channel_options
 
 MAX_TOKEN = 4096  # characters
+_PATHS = ("tls_ca", "tls_cert", "tls_key", "revoked", "token_file")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,13 @@ class Security:
     """File with the secret that both ends know (or set the variable TORCHBEAST_TOKEN)."""
     insecure: bool = False
     """Allow other machines without TLS or token; only for a network that you trust."""
+
+    def __post_init__(self) -> None:
+        """Paths may be given as strings, too."""
+        for name in _PATHS:
+            path = getattr(self, name)
+            if path is not None:
+                object.__setattr__(self, name, Path(path))
 
     @classmethod
     def of(cls, flags: Any) -> "Security":
@@ -103,7 +111,7 @@ class Security:
         if not self.read_token():
             raise ValueError(
                 f"Talking to other machines needs a token, and there is none for {address}; give "
-                "token_file, set TORCHBEAST_TOKEN, or say insecure for a network that you trust."
+                "--token_file, set TORCHBEAST_TOKEN, or say --insecure on a network that you trust."
             )
 
     def _check_no_token_leaves(self, where: Address, remedy: str) -> None:
@@ -151,9 +159,7 @@ class Security:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Security":
-        paths = ("tls_ca", "tls_cert", "tls_key", "revoked", "token_file")
-        typed: dict[str, Any] = {k: Path(v) if k in paths and v else v for k, v in values.items()}
-        return cls(**typed)
+        return cls(**values)
 
     # The two below import grpc.
 

@@ -22,16 +22,19 @@ import nest
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.lane_scheduler import Turns
 from libtorchbeast.observations import check_finite
+from libtorchbeast.repeats import RepeatFilter
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
 from libtorchbeast.rpc.env_client import (
     LanesImpossible,
+    LearnerFinished,
     LearnerGone,
     NotReady,
     dial_lane,
     dial_stream,
     token_now,
+    why_closed,
 )
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.security import Security
@@ -72,6 +75,7 @@ class Actor:
         self._reconnect_s = reconnect_s
         self._counter = EpisodeCounter(1, self._action_spec)
         self._last_action = map_tree(lambda s: np.zeros((1, *s.shape), s.dtype), self._action_spec)
+        self._repeats = RepeatFilter()
         self._line: LaneLine | StreamLine | None = None
         self._takes_lanes = bool(Address.parse(address).path)
 
@@ -100,7 +104,8 @@ class Actor:
         it, give the true `final_observation`, too, so that the agent knows that life went on.
 
         Raises ValueError for numbers that are not finite, `Refused` if the learner does not want
-        this environment, and `LearnerGone` if there is none for too long.
+        this environment, `LearnerFinished` when training is finished, and `LearnerGone` if there is
+        no learner for too long.
         """
         if self._line is None:
             return self._dial(observation)
@@ -109,8 +114,10 @@ class Actor:
                 self._show(self._row(final_observation, reward, NO))
                 return self._show(self._row(observation, 0.0, YES, truncated=YES))
             return self._show(self._row(observation, reward, YES if done else NO))
-        except (LearnerGone, BadAnswer):
+        except (LearnerGone, BadAnswer) as gone:
             self.close()
+            if isinstance(gone, LearnerFinished):
+                raise
             return self._dial(observation)
 
     def close(self) -> None:
@@ -139,9 +146,15 @@ class Actor:
                 return self._show(row)
             except (LearnerGone, BadAnswer, NotReady) as gone:
                 self.close()
-                if time.monotonic() > deadline:
+                if isinstance(gone, LearnerFinished):
+                    raise
+                left_s = deadline - time.monotonic()
+                if left_s < 0:
                     raise LearnerGone(str(gone)) from gone
-                logger.info("No learner at %s: %s", self._address, gone)
+                shown = self._repeats.take(str(gone))
+                if shown is not None:  # a warning, which is shown without any setting of logging
+                    logger.warning("Waiting for a learner at %s, for up to %.0f s: %s",
+                                   self._address, left_s, shown)  # fmt: skip
                 time.sleep(back_off.next_s())
             except BaseException:
                 self.close()
@@ -175,7 +188,7 @@ class LaneLine:
         try:
             return _complete(self._link.show(row))
         except LaneClosed as error:
-            raise LearnerGone("The learner closed the lane.") from error
+            raise _complete(why_closed(self._link, self._connection)) from error
 
     def close(self) -> None:
         self._connection.close()

@@ -42,6 +42,9 @@ class Source(Protocol):
     def late(self) -> list[str]:
         """Who keeps the learner waiting, for people."""
 
+    def finish(self) -> None:
+        """Training is finished: say so to whoever wants to know. `close` follows."""
+
     def close(self) -> None: ...
 
 
@@ -83,6 +86,9 @@ class LocalEnvironments:
 
     def late(self) -> list[str]:
         return [] if self._workers is None else self._workers.supervisor.late()
+
+    def finish(self) -> None:
+        pass
 
     def close(self) -> None:
         if self._workers is not None:
@@ -136,6 +142,9 @@ class RemoteEnvironments:
     def late(self) -> list[str]:
         return self._gateways.late()
 
+    def finish(self) -> None:
+        self._gateways.finish()
+
     def close(self) -> None:
         self._gateways.close()
 
@@ -188,6 +197,10 @@ class BothEnvironments:
 
     def late(self) -> list[str]:
         return [name for source in self._working for name in source.late()]
+
+    def finish(self) -> None:
+        for source in self._sources:
+            source.finish()
 
     def close(self) -> None:
         with ExitStack() as stack:  # all of them, whatever one may raise
