@@ -28,7 +28,7 @@ from libtorchbeast.environments import Group, describe_failure, make_environment
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
 from libtorchbeast.seeding import derive_seed
-from libtorchbeast.specs import count_actions
+from libtorchbeast.specs import ArraySpec, count_actions
 from libtorchbeast.supervisor import CANNOT_WORK
 from libtorchbeast.tree import leaves_of
 
@@ -67,16 +67,27 @@ class ActionCheck:
     """Whether numbers are actions of some environments. Links see to dtypes and shapes."""
 
     def __init__(self, spec: Any) -> None:
-        """`spec` of the action."""
         self._num_actions = count_actions(spec)
-        self._has_floats = any(np.dtype(leaf.dtype).kind == "f" for _, leaf in leaves_of(spec))
+        self._leaves = [leaf for _, leaf in leaves_of(spec)]
 
     def __call__(self, actions: Any) -> None:
-        # Seen as unsigned numbers, negative ones are too large: one look finds both.
-        if self._num_actions and actions.view(np.uint64).max() >= self._num_actions:
-            bad = next(int(a) for a in actions.flat if not 0 <= a < self._num_actions)
-            raise BadAnswer(f"An action must be from 0 to {self._num_actions - 1}, got {bad}.")
-        if self._has_floats and not all(np.isfinite(a).all() for _, a in leaves_of(actions)):
+        if self._num_actions:
+            # Seen as unsigned numbers, negative ones are too large: one look finds both.
+            if actions.view(np.uint64).max() >= self._num_actions:
+                self._check_leaf(self._leaves[0], actions)
+            return
+        for leaf, (_, array) in zip(self._leaves, leaves_of(actions), strict=True):
+            self._check_leaf(leaf, array)
+
+    def _check_leaf(self, leaf: ArraySpec, array: np.ndarray) -> None:
+        """Categories are what they are; quantities out of bounds are the environment's to clip."""
+        if leaf.num_categories:
+            largest = np.reshape(leaf.num_categories, leaf.shape) - 1
+            bad = (array < 0) | (array > largest)
+            if bad.any():
+                most = np.broadcast_to(largest, array.shape)[bad][0]
+                raise BadAnswer(f"An action must be from 0 to {most}, got {array[bad][0]}.")
+        elif array.dtype.kind == "f" and not np.isfinite(array).all():
             raise BadAnswer("The numbers of an action must be finite, got one that is not.")
 
 

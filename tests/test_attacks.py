@@ -3,18 +3,23 @@
 import contextlib
 import functools
 import json
+import os
+import resource
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import torchbeast
+from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.local_socket import JsonSocket
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.address import Address, dial_unix
 from libtorchbeast.rpc.handshake import Greeting
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
 from libtorchbeast.rpc.security import Security
+from libtorchbeast.specs import spec_of_space
 from tests.helpers.attacks import FakeProxy, fake_learner, fake_local_learner, under_attack
 from tests.helpers.certificates import write_secret
 from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
@@ -75,6 +80,41 @@ def test_without_tls_no_token_leaves_the_machine(token):
             check("192.0.2.7:4242")
         check("127.0.0.1:4242")
         check("unix:/tmp/socket")
+
+
+# --------------------------------------------------------------------------------- with the token
+
+
+@contextlib.contextmanager
+def room_for_descriptors(pid, number):
+    """Let a process open so many more files, and not one more."""
+    used = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+    free = [fd for fd in range(max(used) + number + 2) if fd not in used]
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[number], before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_lane_lost_for_want_of_descriptors_shifts_no_other(kind, tmp_path, caplog):
+    """There is room for the connection, and none for the lane that the learner sends."""
+    caplog.set_level("INFO")
+    lost = "The gateway has no descriptor left; wait"
+    with under_attack(listen=[address_of(kind, tmp_path)]) as it:
+        [pid] = it.gateways.pids
+        with contextlib.ExitStack() as later:
+            with room_for_descriptors(pid, 1):
+                later.enter_context(client(it.address, 2))
+                wait_until(lambda: lost in caplog.text)
+                it.wait_for_rollouts(5)
+                assert it.gateways.num_streams == 1
+            later.enter_context(client(it.address, 3))
+            it.wait_for_environments(6)
+            it.wait_for_rollouts(10)
+    assert len(check_rollouts(it.rollouts, it.unroll_length)) == 6
 
 
 # ------------------------------------------------------------------------- a learner that attacks
@@ -171,6 +211,25 @@ def test_an_action_outside_the_space_reaches_no_environment_that_dials(
             it.wait_for_rollouts(3)
         assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]], "the same environment"
         check_rollouts(it.rollouts, it.unroll_length)
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        ({"move": [[0, 0], [1, 2]], "aim": [0.5, -9.0]}, None),
+        ({"move": [[0, 0], [1, 3]], "aim": [0.5, 0.5]}, "from 0 to 2, got 3"),
+        ({"move": [[0, 0], [2, 0]], "aim": [0.5, 0.5]}, "from 0 to 1, got 2"),
+        ({"move": [[0, -1], [0, 0]], "aim": [0.5, 0.5]}, "from 0 to 2, got -1"),
+        ({"move": [[0, 0], [0, 0]], "aim": [0.5, np.nan]}, "must be finite"),
+    ],
+)
+def test_actions_of_any_space_are_checked(action, sentence):
+    """Quantities beyond their bounds are the environment's to clip."""
+    move, aim = spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (), np.float32)
+    check = ActionCheck(spec_of_space(spaces.Dict({"move": move, "aim": aim})))
+    arrays = {"move": np.array(action["move"]), "aim": np.array(action["aim"], np.float32)}
+    with pytest.raises(BadAnswer, match=sentence) if sentence else contextlib.nullcontext():
+        check(arrays)
 
 
 GREETING = Greeting("learner")

@@ -46,10 +46,11 @@ from torchbeast.run.command_line import run_command_line
 from torchbeast.run.env_sources import RemoteEnvironments, Source
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores, with_recipe
+from torchbeast.run.model_size import check_fits
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.run.utilization import Stages
-from torchbeast.runtime.actor_model import ActorModel
+from torchbeast.runtime.actor_model import ActorModel, num_copies
 from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.runtime.seeding import seed_everything
 from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
@@ -346,8 +347,14 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
     """The connections that the flags ask for."""
 
     def try_model(spec: Spec) -> None:
-        with torch.random.fork_rng():  # whoever comes first, the seed's weights are the same
-            build_model(flags, spec)
+        sized = with_recipe(flags, spec)
+        num_rows = (sized.queue_size + sized.batch_size) * (sized.unroll_length + 1)
+        check_fits(
+            lambda: build_model(sized, spec),
+            sized,
+            num_copies=num_copies(sized.num_inference_threads),
+            rollout_bytes=num_rows * spec.row_bytes,
+        )
 
     source = RemoteEnvironments(flags.env_options, flags.gateways_config, try_model)
     source.open(stop)

@@ -12,14 +12,18 @@ import grpc
 
 from libtorchbeast.rpc.address import listen_unix
 from libtorchbeast.rpc.messages import LEARNER_METHOD
+from libtorchbeast.rpc.security import Security
 from tests.helpers.remote import Learner, check_rollouts, client, learner
 from tests.helpers.threads import run_in_threads
 
 
 @contextlib.contextmanager
-def under_attack(security: Any = None, client_security: Any = None, **options: Any) -> Any:
+def under_attack(
+    security: Security | None = None, client_security: Security | None = None, **options: Any
+) -> Iterator[Learner]:
     """The learner; afterwards the client has played on, every row is right, and nothing died."""
     options.setdefault("listen", ["127.0.0.1:0"])
+    security = security or Security()
     with learner(security=security, **options) as it:
         with client(it.address, security=client_security or security):
             it.wait_for_environments(1)

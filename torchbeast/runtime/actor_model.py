@@ -27,10 +27,10 @@ class ActorModel:
         self._device = device
         self._compile = compile
         self._lock = threading.Lock()  # of the following
-        self._newest = self._copy(model, version)
-        # At worst each user has an old one of its own, and another is written to. All are made
-        # here, where no other thread is at work on the device yet.
-        self._spare = [self._copy(model, version) for _ in range(num_users + 1)]
+        # All are made here, where no other thread is at work on the device yet.
+        self._newest, *self._spare = [
+            self._copy(model, version) for _ in range(num_copies(num_users))
+        ]
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Make these weights the newest. For one thread at a time."""
@@ -68,6 +68,11 @@ class ActorModel:
         if self._compile:
             fresh.compile(dynamic=True)  # batches of all sizes
         return _Copy(fresh, version)
+
+
+def num_copies(num_users: int) -> int:
+    """The newest; at worst each user has an old one of its own, and another is written to."""
+    return num_users + 2
 
 
 def prepare_to_act(model: nn.Module) -> nn.Module:
