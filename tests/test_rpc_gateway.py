@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+import libtorchbeast
 import torchbeast
 from libtorchbeast import memory
 from libtorchbeast.rows import EpisodeCounter, Spec
@@ -27,8 +28,8 @@ from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.certificates import write_secret
-from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
-from tests.helpers.remote import check_rollouts, client, learner, serving
+from tests.helpers.counting import NUM_ACTIONS, Counting, Shifted, counting_group
+from tests.helpers.remote import check_rollouts, client, learner, running, serving
 from tests.helpers.threads import wait_until
 
 COUNTING = Spec(ArraySpec("float32", (3,)), discrete(NUM_ACTIONS))
@@ -48,6 +49,26 @@ def test_environments_that_dial_in_have_every_transition_learnt_once(num_envs):
     transitions = check_rollouts(it.rollouts, it.unroll_length)
     assert len(transitions) == num_envs
     assert it.gateways.spec == COUNTING
+
+
+@pytest.mark.parametrize("link", ["stream", "dialled stream", "lane", "Server"])
+def test_actions_that_do_not_begin_at_0_are_shifted_on_every_link(tmp_path, link):
+    with contextlib.ExitStack() as stack:
+        if link in ("stream", "lane"):
+            where = "127.0.0.1:0" if link == "stream" else f"unix:{tmp_path}/learner"
+            it = stack.enter_context(learner(listen=[where]))
+            stack.enter_context(client(it.address, make=lambda: counting_group(1, Shifted)))
+        else:
+            address = "127.0.0.1:0" if link == "dialled stream" else f"unix:{tmp_path}/server"
+            program = (
+                stack.enter_context(serving(address, env_class=Shifted))
+                if link == "dialled stream"
+                else stack.enter_context(running(libtorchbeast.Server(Shifted, address)))
+            )
+            it = stack.enter_context(learner(server_addresses=[program.server_address]))
+        it.wait_for_rollouts(10)
+    assert check_rollouts(it.rollouts, it.unroll_length)
+    assert it.gateways.spec.num_actions == NUM_ACTIONS
 
 
 def test_environments_that_listen_have_every_transition_learnt_once(tmp_path):

@@ -41,6 +41,20 @@ class Counting(gymnasium.Env):
         return np.array([self.id, self.count, action], np.float32)
 
 
+class Shifted(Counting):
+    """Its actions do not begin at 0; it shows them as if they did."""
+
+    FIRST = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(NUM_ACTIONS, start=self.FIRST)
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return super().step(action - self.FIRST)
+
+
 class Fragile(Counting):
     """Raises after a while."""
 

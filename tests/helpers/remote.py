@@ -121,7 +121,7 @@ def learner(**options: Any) -> Iterator[Learner]:
 def client(address: str, num_envs: int = 1, make: Any = None, **options: Any) -> Iterator[Any]:
     """Environments that dial in, in a thread of this process."""
     make = make or (lambda: counting_group(num_envs))
-    with _running(EnvironmentClient([make], address, **options)) as client:
+    with running(EnvironmentClient([make], address, **options)) as client:
         yield client
 
 
@@ -135,13 +135,13 @@ def serving(
         time.sleep(build_s)
         return counting_group(2, env_class)
 
-    with _running(EnvironmentServer(make, address, **options)) as server:
+    with running(EnvironmentServer(make, address, **options)) as server:
         wait_until(lambda: not server.server_address.endswith(":0"))  # the system chooses a port
         yield server
 
 
 @contextlib.contextmanager
-def _running(program: Any) -> Iterator[Any]:
+def running(program: Any) -> Iterator[Any]:
     thread = threading.Thread(target=program.run)
     thread.start()
     try:
