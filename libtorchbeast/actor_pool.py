@@ -9,6 +9,7 @@ import numpy as np
 
 import nest
 from libtorchbeast import _C
+from libtorchbeast.episode_info import InfoSums, add_sums
 from libtorchbeast.rows import TORCHBEAST_FIELDS
 from libtorchbeast.shared_lanes import Lane
 
@@ -49,6 +50,7 @@ class ActorPool(_C.ActorPool):
         self._security = security
         self._num_lanes = 0
         self._lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
+        self._taken: weakref.WeakKeyDictionary[Lane, InfoSums] = weakref.WeakKeyDictionary()
 
     def add_lane(self, lane: Lane) -> None:  # type: ignore[override]
         """Start an actor for a lane."""
@@ -64,6 +66,18 @@ class ActorPool(_C.ActorPool):
         lane = self._lanes.get(number)
         who = lane.name if lane is not None and lane.name else f"lane {number}"
         return f"environment {environment} of {who}"
+
+    def take_info(self) -> InfoSums:
+        """Sums over the episodes that ended since the last call, of the numbers in their `info`."""
+        news: InfoSums = {}
+        for lane in list(self._lanes.values()):
+            now, before = lane.read_info(), self._taken.get(lane, {})
+            self._taken[lane] = now
+            for name, (total, count) in now.items():
+                old_total, old_count = before.get(name, (0.0, 0))
+                if count > old_count:
+                    add_sums(news, {name: (total - old_total, count - old_count)})
+        return news
 
     def run(self) -> None:
         """Wait until a queue is closed and all actors have ended; raise what went wrong in one.

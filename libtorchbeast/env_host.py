@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from libtorchbeast.environments import Group, describe_failure, make_environments
+from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
 from libtorchbeast.seeding import derive_seed
@@ -40,8 +41,11 @@ class BadAnswer(Exception):
 class Link(Protocol):
     """A way to an agent."""
 
-    async def show(self, row: Row) -> Any:
-        """The agent's actions for a row. Raises when the link is over."""
+    async def show(self, row: Row, info: InfoSums) -> Any:
+        """The agent's actions for a row. Raises when the link is over.
+
+        `info` is of the episodes that ended in this step; it need not arrive with the row.
+        """
 
 
 async def play(
@@ -57,7 +61,8 @@ async def play(
     check = ActionCheck(group.spec.action)
     row = group.start()
     while True:
-        actions = await link.show(row if knows_truncation else without_truncation(row))
+        shown = row if knows_truncation else without_truncation(row)
+        actions = await link.show(shown, group.take_info())
         check(actions)
         row = group.step(actions)
         beat()

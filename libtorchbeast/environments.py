@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from libtorchbeast.episode_info import InfoSums, add_info
 from libtorchbeast.observations import FrameCheck, as_arrays, check_finite, stack
 from libtorchbeast.rows import Environments, EpisodeCounter, Row, Spec, as_first_row
 from libtorchbeast.seeding import derive_seed
@@ -148,6 +149,11 @@ class Group:
         self.row = row
         return row
 
+    def take_info(self) -> InfoSums:
+        """Sums over the episodes that ended since the last call, of the numbers in their `info`."""
+        take = getattr(self._envs, "take_info", None)
+        return take() if take is not None else {}
+
     def close(self) -> None:
         """Close the environments; what that raises is logged."""
         try:
@@ -237,6 +243,7 @@ class SyncEnvs:
         self._takes_numbers = count_actions(self.action_spec) > 0
         self._counter = EpisodeCounter(num_envs, self.action_spec)
         self._hit_time_limit = [False] * num_envs
+        self._info: InfoSums = {}
         self._num_steps = 0
         self._rebuilds = [Rebuilds(f"Environment {i}") for i in range(num_envs)]
 
@@ -264,7 +271,7 @@ class SyncEnvs:
                 if extra[i]:
                     frame, done[i], extra[i] = self._reset(i), True, False
                 else:
-                    frame, value, terminated, limit, _ = envs[i].step(action)
+                    frame, value, terminated, limit, info = envs[i].step(action)
                     reward[i] = value
                     if self.is_checked and not -MAX_REWARD <= value <= MAX_REWARD:
                         raise ValueError(f"The reward must be a finite float32, got {value}.")
@@ -274,12 +281,19 @@ class SyncEnvs:
                         extra[i] = bool(limit)
                         frame = observe(frame)
                         check(frame)
+                    if (terminated or limit) and info:
+                        add_info(self._info, info)
             except Exception as error:
                 frame = self._rebuild(i, error)
                 self._counter.forget(i)
                 reward[i], done[i], truncated[i] = 0.0, True, True
             frames.append(frame)
         return self._counter.row(self._join(frames), reward, done, truncated, actions)
+
+    def take_info(self) -> InfoSums:
+        """Of the episodes that ended since the last call."""
+        info, self._info = self._info, {}
+        return info
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # all of them, also if one raises

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import nest
+from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.local_socket import JsonSocket
 from libtorchbeast.rows import Row
 from libtorchbeast.shared_lanes import Lane, LaneClosed
@@ -69,9 +70,11 @@ class LaneLink:
             except TimeoutError:
                 await pause(IDLE_S)
 
-    async def show(self, row: Row) -> Any:
+    async def show(self, row: Row, info: InfoSums | None = None) -> Any:
         """The actions for a row; `LaneClosed` at the end."""
         self.lane.write(row)
+        if info:
+            self.lane.add_info(info)
         self.lane.send_rows()
         await _wait(self)
         return nest.map(np.copy, self.lane.actions)  # the next ones are written to the same place

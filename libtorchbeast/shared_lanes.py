@@ -10,6 +10,7 @@ are sent over a unix socket. There is nothing to unlink and nothing to clean up,
 ends, and no limit of /dev/shm's size.
 """
 
+import math
 import mmap
 import os
 import resource
@@ -19,7 +20,9 @@ from typing import Any
 import numpy as np
 
 import nest
+from libtorchbeast import episode_info
 from libtorchbeast._C import Turn
+from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.memory import anonymous_memory
 from libtorchbeast.rows import Row, Spec, Unstacked
 from libtorchbeast.specs import ArraySpec
@@ -27,8 +30,17 @@ from libtorchbeast.specs import ArraySpec
 ALIGNMENT = 64
 DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own
 MAX_NAME_BYTES = 128
+# A name that is not empty, and what was summed under it, of how many episodes, since the start.
+INFO = np.dtype([("name", f"S{episode_info.MAX_NAME_BYTES}"), ("total", "<f8"), ("count", "<u8")])
 # A cache line each of the first two.
-HEADER = np.dtype([("turn", "<u4", 16), ("counts", "<u8", 8), ("name", f"S{MAX_NAME_BYTES}")])
+HEADER = np.dtype(
+    [
+        ("turn", "<u4", 16),
+        ("counts", "<u8", 8),
+        ("name", f"S{MAX_NAME_BYTES}"),
+        ("infos", INFO, episode_info.MAX_NAMES),
+    ]
+)
 
 FREE, AGENT, ENVIRONMENT = Turn.State.FREE, Turn.State.AGENT, Turn.State.ENVIRONMENT
 GONE, CLOSED = Turn.State.GONE, Turn.State.CLOSED
@@ -88,6 +100,16 @@ class Lane:
     def name(self, name: str) -> None:
         self._header["name"] = name.encode()[:MAX_NAME_BYTES]
 
+    def read_info(self) -> InfoSums:
+        """All that `add_info` has added so far; who writes it may be at work, and anybody."""
+        sums: InfoSums = {}
+        for entry in self._header["infos"]:
+            name = bytes(entry["name"]).decode(errors="replace")
+            total, count = float(entry["total"]), int(entry["count"])
+            if episode_info.is_name(name) and math.isfinite(total):
+                sums[name] = (total, count)
+        return sums
+
     # What the environments' side does.
 
     def attach(self, timeout_s: float) -> None:
@@ -108,6 +130,16 @@ class Lane:
                 _copy(views, row[name])
             else:
                 nest.map_many2(_copy, views, row[name])
+
+    def add_info(self, info: InfoSums) -> None:
+        """Add to the sums that the agent's side reads now and then."""
+        for name, (total, count) in info.items():
+            for entry in self._header["infos"]:
+                if entry["name"] in (b"", name.encode()):
+                    entry["name"] = name.encode()
+                    entry["total"] += total
+                    entry["count"] += count
+                    break
 
     def send_rows(self) -> None:
         """Give the agent its turn."""

@@ -91,6 +91,18 @@ def test_normalised_observations_and_rewards_are_kept_and_played_with(beast, tmp
     assert played.returncode == 0, played.stderr
 
 
+def test_numbers_in_info_are_logged_under_their_names(beast, tmp_path):
+    what = "return *self.env.step(action)[:2], True, False, {'is_success': 0.25, 'seed': 7}"
+    env = fragile(tmp_path, "0 or self.steps % 10 == 0", what)
+    args = ("--env", "fragile:make", "--xpid", "run", "--log_interval_s", "0.2")
+    result = run(beast, tmp_path, *args, "--log_info", "is_success", "--total_steps", "4000",
+                 env=env)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    last = read_logs(tmp_path / "run")[-1]
+    assert float(last["info/is_success"]) == 0.25
+    assert "info/seed" not in last
+
+
 # --- They stop --------------------------------------------------------------------------------
 
 

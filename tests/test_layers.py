@@ -17,6 +17,7 @@ PURE = {
     f"libtorchbeast.{name}"
     for name in (
         "environments",
+        "episode_info",
         "observations",
         "helper_process",
         "memory",

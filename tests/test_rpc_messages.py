@@ -346,8 +346,8 @@ HUGE = np.full(2, -3e38, np.float32).tobytes()
         (step_with(done=[True, False]), "In the first Step of a stream every done must be true"),
         (step_with(episode_step=[0, 2**32 - 1]), "episode_step must be at most 2147483647"),
         (step_with(truncated=[True]), "must have 2 of truncated"),
-        (b"\x12\x28" + 20 * b"\x0a\x00", "A Step may have 18 fields here, got more"),
-        (b"\x12\x28" + 20 * b"\x38\x00", "A Step may have 18 fields here, got more"),
+        (b"\x12\x78" + 60 * b"\x0a\x00", "A Step may have 50 fields here, got more"),
+        (b"\x12\x78" + 60 * b"\x38\x00", "A Step may have 50 fields here, got more"),
     ],
     ids=name_by_sentence,
 )

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from libtorchbeast import output_log
 from libtorchbeast.environments import Group
+from libtorchbeast.episode_info import InfoSums, add_sums
 from libtorchbeast.memory import memory_bytes
 from libtorchbeast.rows import Row, Spec
 from libtorchbeast.seeding import derive_seed
@@ -231,7 +232,7 @@ def fill_rollouts(
             row = envs.step(action.numpy())
             shared.num_steps.tensors[actor_id] += 1
         rollouts.store(row, index, flags.unroll_length)  # and again as row 0 of the next rollout
-        pipe.send((slots, version))
+        pipe.send((slots, version, envs.take_info()))
 
 
 # ---------------------------------------------------------- the actors, seen from the main process
@@ -260,6 +261,7 @@ class Actors:
             children, flags.actor_timeout_s, "--actor_timeout_s", keep_output=output.keep
         )
         self._supervise_at = 0.0
+        self._info: InfoSums = {}
 
     def poll(self) -> list[Filled]:
         """The rollouts that were filled; waits a little if there are none."""
@@ -272,11 +274,12 @@ class Actors:
         pipes: list[Any] = wait(actor_of, timeout=POLL_S)
         for pipe in pipes:
             try:
-                slots, version = pipe.recv()
+                slots, version, info = pipe.recv()
             except (EOFError, OSError):  # it died: the supervisor will see it in a moment
                 self._supervise_at = 0.0
                 time.sleep(0.01)
                 continue
+            add_sums(self._info, info)
             actor = actor_of[pipe]
             with self._lock:
                 held = self._held[actor].popleft()
@@ -295,6 +298,11 @@ class Actors:
         with self._lock:
             self._free.extend(f.slot for f in filled)
         self._hand_out()
+
+    def take_info(self) -> InfoSums:
+        """Sums over the episodes that ended since the last call, of the numbers in their `info`."""
+        info, self._info = self._info, {}
+        return info
 
     def name_source(self, source: int) -> str:
         """The environment behind a number in a batch, for people."""
@@ -404,6 +412,7 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
     try:
         while not learner.finished.is_set() and not run.stop_requested:
             filled += actors.poll()
+            learner.stats.add_info(flags.choose_info(actors.take_info()))
             while len(filled) >= flags.batch_size:
                 batches.put(filled[: flags.batch_size])
                 del filled[: flags.batch_size]

@@ -458,6 +458,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         while not finished.is_set() and not run.stop_requested:
             source.poll()
             stages.look()
+            learner.stats.add_info(flags.choose_info(pool.take_info()))
             if trace is not None and learner.version > first_version:
                 trace.record()
             run.tick(source.late)

@@ -100,20 +100,32 @@ class ArraySpec(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ..., categories: _Optional[bool] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("observation", "reward", "done", "truncated", "episode_step", "episode_return")
+    __slots__ = ("observation", "reward", "done", "truncated", "episode_step", "episode_return", "info")
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     EPISODE_STEP_FIELD_NUMBER: _ClassVar[int]
     EPISODE_RETURN_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
     observation: _containers.RepeatedScalarFieldContainer[bytes]
     reward: _containers.RepeatedScalarFieldContainer[float]
     done: _containers.RepeatedScalarFieldContainer[bool]
     truncated: _containers.RepeatedScalarFieldContainer[bool]
     episode_step: _containers.RepeatedScalarFieldContainer[int]
     episode_return: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, observation: _Optional[_Iterable[bytes]] = ..., reward: _Optional[_Iterable[float]] = ..., done: _Optional[_Iterable[bool]] = ..., truncated: _Optional[_Iterable[bool]] = ..., episode_step: _Optional[_Iterable[int]] = ..., episode_return: _Optional[_Iterable[float]] = ...) -> None: ...
+    info: _containers.RepeatedCompositeFieldContainer[Info]
+    def __init__(self, observation: _Optional[_Iterable[bytes]] = ..., reward: _Optional[_Iterable[float]] = ..., done: _Optional[_Iterable[bool]] = ..., truncated: _Optional[_Iterable[bool]] = ..., episode_step: _Optional[_Iterable[int]] = ..., episode_return: _Optional[_Iterable[float]] = ..., info: _Optional[_Iterable[_Union[Info, _Mapping]]] = ...) -> None: ...
+
+class Info(_message.Message):
+    __slots__ = ("name", "total", "count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    total: float
+    count: int
+    def __init__(self, name: _Optional[str] = ..., total: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Actions(_message.Message):
     __slots__ = ("action",)

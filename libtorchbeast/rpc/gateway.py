@@ -206,6 +206,8 @@ class Gateway:
             if data is grpc.aio.EOF:
                 return
             reader.read(data)
+            if reader.info:
+                lane.add_info(reader.info)
             lane.send_rows()
             if await self._lanes.wait_while(lane, AGENT) != ENVIRONMENT:
                 raise self._ending()

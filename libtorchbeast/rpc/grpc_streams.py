@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rows import Row
 from libtorchbeast.rpc.handshake import Hello, Refused
 from libtorchbeast.rpc.steps import ActionsReader, encode_step
@@ -77,10 +78,10 @@ class StreamLink:
         self._answer_s = answer_s
         self._actions = ActionsReader(hello.spec, hello.num_envs)
 
-    async def show(self, row: Row) -> Any:
+    async def show(self, row: Row, info: InfoSums | None = None) -> Any:
         """The actions for a row; `LinkLost` if the learner has left."""
         self._watched.expect(ANSWER, self._answer_s)
-        data = await self._exchange(encode_step(row))
+        data = await self._exchange(encode_step(row, info))
         self._watched.has_done(ANSWER)
         self._watched.num_steps += 1
         return self._actions.read(data)

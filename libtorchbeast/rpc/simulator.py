@@ -20,6 +20,7 @@ import numpy as np
 
 import nest
 from libtorchbeast.env_host import ActionCheck, BadAnswer
+from libtorchbeast.episode_info import InfoSums, add_info
 from libtorchbeast.lane_scheduler import Turns
 from libtorchbeast.observations import check_finite
 from libtorchbeast.repeats import RepeatFilter
@@ -96,12 +97,14 @@ class Actor:
         reward: float = 0.0,
         done: bool = False,
         final_observation: Any = None,
+        info: dict[str, Any] | None = None,
     ) -> Any:
         """The agent's action for an observation, an array or a nest of arrays.
 
         `reward` is for the action before. After the end of an episode call with `done`, the last
         reward, and the first observation of the next episode. If it was a time limit that ended
         it, give the true `final_observation`, too, so that the agent knows that life went on.
+        The numbers in `info`, if it is given with `done`, are averaged in the learner's logs.
 
         Raises ValueError for numbers that are not finite, `Refused` if the learner does not want
         this environment, `LearnerFinished` when training is finished, and `LearnerGone` if there is
@@ -109,11 +112,14 @@ class Actor:
         """
         if self._line is None:
             return self._dial(observation)
+        sums: InfoSums = {}
+        if done:
+            add_info(sums, info)
         try:
             if done and final_observation is not None and self._line.knows_truncation:
                 self._show(self._row(final_observation, reward, NO))
-                return self._show(self._row(observation, 0.0, YES, truncated=YES))
-            return self._show(self._row(observation, reward, YES if done else NO))
+                return self._show(self._row(observation, 0.0, YES, truncated=YES), sums)
+            return self._show(self._row(observation, reward, YES if done else NO), sums)
         except (LearnerGone, BadAnswer) as gone:
             self.close()
             if isinstance(gone, LearnerFinished):
@@ -168,10 +174,10 @@ class Actor:
                 self._takes_lanes = False
         return StreamLine(self._address, self._security, hello)
 
-    def _show(self, row: Row) -> Any:
+    def _show(self, row: Row, info: InfoSums | None = None) -> Any:
         assert self._line is not None
         check_finite(row)  # over a lane nobody else does
-        actions = self._line.show(row)
+        actions = self._line.show(row, info)
         self._check(actions)
         self._last_action = nest.map(np.copy, actions)
         return nest.map(_plain, actions)
@@ -184,9 +190,9 @@ class LaneLine:
         self._connection, self._link, greeting = _complete(dial_lane(address, hello))
         self.knows_truncation = greeting.knows_truncation
 
-    def show(self, row: Row) -> Any:
+    def show(self, row: Row, info: InfoSums | None = None) -> Any:
         try:
-            return _complete(self._link.show(row))
+            return _complete(self._link.show(row, info))
         except LaneClosed as error:
             raise _complete(why_closed(self._link, self._connection)) from error
 
@@ -207,12 +213,15 @@ def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return result[0]
 
 
+_Request = tuple[Row, InfoSums | None]
+
+
 class StreamLine:
     """A gRPC stream, in an event loop of a thread of its own: the caller may have one already."""
 
     def __init__(self, address: str, security: Security, hello: Hello) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # while the stream lives
-        self._requests: asyncio.Queue[tuple[Row | None, Future[Any]]] = asyncio.Queue()
+        self._requests: asyncio.Queue[tuple[_Request | None, Future[Any]]] = asyncio.Queue()
         opened: Future[Any] = Future()
         self._thread = threading.Thread(
             target=grpc_loops.run,
@@ -227,8 +236,8 @@ class StreamLine:
             self.close()
             raise
 
-    def show(self, row: Row) -> Any:
-        return self._result_of(self._request(row))
+    def show(self, row: Row, info: InfoSums | None = None) -> Any:
+        return self._result_of(self._request((row, info)))
 
     def _result_of(self, answer: Future[Any]) -> Any:
         while True:
@@ -242,13 +251,13 @@ class StreamLine:
         self._request(None)
         self._thread.join(JOIN_S)
 
-    def _request(self, row: Row | None) -> Future[Any]:
+    def _request(self, request: "_Request | None") -> Future[Any]:
         answer: Future[Any] = Future()
         loop = self._loop
         if loop is None:
             answer.set_exception(LearnerGone("The stream is over."))
         else:
-            loop.call_soon_threadsafe(self._requests.put_nowait, (row, answer))
+            loop.call_soon_threadsafe(self._requests.put_nowait, (request, answer))
         return answer
 
     async def _play(
@@ -265,10 +274,10 @@ class StreamLine:
             async with dial_stream(address, security, hello, streams) as (_, link, greeting):
                 opened.set_result(greeting)
                 while True:
-                    row, answer = await self._requests.get()
-                    if row is None:
+                    request, answer = await self._requests.get()
+                    if request is None:
                         return
-                    answer.set_result(await link.show(row))
+                    answer.set_result(await link.show(*request))
         except Exception as error:
             self._loop = None
             answer.set_exception(error)

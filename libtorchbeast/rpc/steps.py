@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import nest
+from libtorchbeast.episode_info import MAX_NAME_BYTES, MAX_NAMES, InfoSums, is_name
 from libtorchbeast.rows import Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, invalid
@@ -29,7 +30,7 @@ MAX_NUMBER = (
 )
 
 
-def encode_step(row: Row) -> bytes:
+def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
     """A row [K, ...] as an EnvironmentMessage; observations may have any strides, or be apart."""
     small = pb.Step(
         reward=row["reward"].tolist(),
@@ -39,6 +40,8 @@ def encode_step(row: Row) -> bytes:
     )
     if np.count_nonzero(row["truncated"]):
         small.truncated.extend(row["truncated"].tolist())
+    for name, (total, count) in (info or {}).items():
+        small.info.add(name=name, total=total, count=count)
     head = small.SerializeToString()
     parts: list[Any] = [head]
     size = len(head)
@@ -69,8 +72,10 @@ class StepReader:
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
         ]
         # Packed, as they should be, there are five; each number of a few may have its own.
-        self._max_fields = len(self._arrays) + 5 * min(num_envs, MAX_UNPACKED) + 5
+        self._max_fields = len(self._arrays) + 5 * min(num_envs, MAX_UNPACKED) + 5 + MAX_NAMES
         self._is_first = True
+        self.info: InfoSums = {}
+        """What the last message said of the episodes that ended."""
 
     def read(self, data: bytes) -> None:
         """One message into the lane, or `Refused` or `EnvironmentFailed`. Any bytes may come."""
@@ -94,8 +99,10 @@ class StepReader:
             raise invalid("In the first Step of a stream every done must be true, got a false.")
         if any(t and not d for t, d in zip(truncated, done, strict=False)):
             raise invalid("A truncated environment must be done, too, got one that is not.")
+        info = _read_info(step.info, self._num_envs) if step.info else {}
         arrays = [array.read(leaf) for array, leaf in zip(self._arrays, observations, strict=True)]
 
+        self.info = info
         for view, array in zip(self._leaves, arrays, strict=True):
             view[...] = array
         rows = self._rows
@@ -113,6 +120,21 @@ class StepReader:
                 f"got {len(values)}."
             )
         return list(values)
+
+
+def _read_info(infos: Any, num_envs: int) -> InfoSums:
+    if len(infos) > MAX_NAMES:
+        raise invalid(f"A Step may have {MAX_NAMES} infos, got {len(infos)}.")
+    sums: InfoSums = {}
+    for info in infos:
+        if not is_name(info.name):
+            raise invalid(f"An info's name must be 1 to {MAX_NAME_BYTES} printable bytes.")
+        if not 1 <= info.count <= num_envs:
+            raise invalid(f"An info's count must be from 1 to {num_envs}, got {info.count}.")
+        if not abs(info.total) <= MAX_FLOAT32:
+            raise invalid(f"An info's total must be a finite float32, got {info.total:g}.")
+        sums[info.name] = (info.total, info.count)
+    return sums
 
 
 def _check_numbers(values: list[float], name: str, most: float) -> None:

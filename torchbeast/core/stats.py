@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from libtorchbeast.episode_info import MAX_NAMES, InfoSums
+
 EPISODE_WINDOW = 100
 
 
@@ -39,6 +41,7 @@ class RunningStats:
         self._last_update: dict[str, float] = {}
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self._lengths: deque[int] = deque(maxlen=EPISODE_WINDOW)
+        self._infos: dict[str, deque[tuple[float, int]]] = {}
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._totals: dict[str, int] = {}
@@ -58,6 +61,17 @@ class RunningStats:
                 self.episodes += 1
                 self._returns.append(episode_return)
                 self._lengths.append(length)
+
+    def add_info(self, sums: InfoSums) -> None:
+        """Take in numbers of episodes, by name: their sum, and how many they are."""
+        with self._lock:
+            for name, entry in sums.items():
+                if name in self._infos or len(self._infos) < MAX_NAMES:
+                    window = self._infos.setdefault(name, deque())
+                    window.append(entry)
+                    num_episodes = sum(count for _, count in window)
+                    while num_episodes - window[0][1] >= EPISODE_WINDOW:
+                        num_episodes -= window.popleft()[1]
 
     def observe(self, metrics: dict[str, float]) -> None:
         """Take in figures that come with no update, such as sizes of queues."""
@@ -104,6 +118,7 @@ class RunningStats:
             "episodes": self.episodes,
             "mean_episode_return": self.mean_episode_return,
             "mean_episode_step": self.mean_episode_step,
+            **{f"info/{name}": _mean(window) for name, window in self._infos.items()},
             **self._totals,
         }
 
@@ -114,6 +129,7 @@ class RunningStats:
             "episodes": self.episodes,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
+            "infos": {name: list(window) for name, window in self._infos.items()},
             "totals": dict(self._totals),
         }
 
@@ -123,4 +139,10 @@ class RunningStats:
         self.episodes = state["episodes"]
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
+        self._infos.update({name: deque(w) for name, w in state.get("infos", {}).items()})
         self._totals.update(state.get("totals", {}))  # older checkpoints have none
+
+
+def _mean(window: Iterable[tuple[float, int]]) -> float:
+    totals, counts = zip(*window, strict=True)
+    return sum(totals) / sum(counts)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from libtorchbeast.episode_info import InfoSums, add_info, info_of
 from libtorchbeast.rows import EpisodeCounter, Row
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import add_offsets, has_offsets, spec_of_space, zero_based
@@ -42,6 +43,7 @@ class VectorEnvs:
         self._seed = seed
         self._counter = EpisodeCounter(env.num_envs, self.action_spec)
         self._extra = np.zeros(env.num_envs, np.bool_)  # whose next row is an extra one
+        self._info: InfoSums = {}
 
     def reset(self) -> Row:
         # Gymnasium counts on from one seed to its neighbours, hence one that has none in use.
@@ -60,6 +62,8 @@ class VectorEnvs:
         reward = np.where(extra, 0.0, reward)
         ended = terminated & ~extra
         limit = limit & ~terminated & ~extra
+        for i in np.flatnonzero(ended | limit):
+            add_info(self._info, info_of(info, int(i)))
         if self._mode is AutoresetMode.DISABLED and (ended | extra).any():
             _put(frame, self._reset(ended | extra), ended | extra)
         elif self._mode is AutoresetMode.SAME_STEP:
@@ -69,6 +73,11 @@ class VectorEnvs:
         is_next_step = self._mode is AutoresetMode.NEXT_STEP
         self._extra = limit | ended if is_next_step else limit
         return row
+
+    def take_info(self) -> InfoSums:
+        """Of the episodes that ended since the last call."""
+        info, self._info = self._info, {}
+        return info
 
     def close(self) -> None:
         self._env.close()

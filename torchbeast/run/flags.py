@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
 
 import tyro
 
+from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rows import Spec
 from torchbeast.core.settings import Settings
 from torchbeast.envs import EnvOptions, check_env
@@ -53,6 +54,8 @@ class TrainingFlags(Settings, EnvOptions):
     """Start a new run from the weights of another: its name, its folder, or a checkpoint."""
     log_interval_s: float = 5.0
     """Seconds between lines in the logs."""
+    log_info: str = "all"
+    """Numbers in `info` at the end of an episode to log: names with commas, all, or none."""
     num_episodes: int = 10
     """Episodes to play in the modes test and test_render."""
     seed: int = 1
@@ -79,6 +82,13 @@ class TrainingFlags(Settings, EnvOptions):
     def rundir(self) -> Path:
         """Where this run keeps its files."""
         return self.savedir.expanduser() / (self.xpid or "latest")
+
+    def choose_info(self, info: InfoSums) -> InfoSums:
+        """Those that are to be logged."""
+        if self.log_info == "all" or not info:
+            return info
+        names = [name.strip() for name in self.log_info.split(",")]
+        return {name: sums for name, sums in info.items() if name in names}
 
     def as_plain_dict(self) -> dict[str, Any]:
         """All flags as numbers, strings and None, for checkpoints and meta.json."""
