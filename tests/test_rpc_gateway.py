@@ -121,6 +121,22 @@ def test_partial_rollout_is_padded_when_a_client_leaves():
     assert check_rollouts(it.rollouts, 50) == {env.id: 3}
 
 
+@pytest.mark.parametrize("place", ["unix", "port"])
+def test_a_rollout_says_which_environment_it_is_of(place, tmp_path):
+    listen = "127.0.0.1:0" if place == "port" else f"unix:{tmp_path}/learner"
+    with learner(listen=[listen], unroll_length=1) as it:
+        for name in ("first", "second"):
+            with connect(it, name=name) as actor:
+                for _ in range(2):
+                    actor.step(np.zeros(3, np.float32))
+                wait_until(lambda: len(it.rollouts) > 0)
+                (rows, _, _), it.rollouts = it.rollouts[0], []
+                whose = it.pool.name_source(int(rows["source"][0, 0]))
+                peer = "unix:" if place == "unix" else "ipv4:127.0.0.1:"
+                assert whose.startswith(f"environment 0 of {name} at {peer}")
+        assert it.pool.name_source(99 << 32) == "environment 0 of lane 99"
+
+
 def test_a_time_limit_sends_the_true_end_and_an_extra_row():
     with learner(listen=["127.0.0.1:0"], unroll_length=3) as it, connect(it) as actor:
         frame = np.zeros(3, np.float32)
