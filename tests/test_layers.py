@@ -27,6 +27,7 @@ PURE = {
         "rows",
         "secret",
         "seeding",
+        "slow",
         "specs",
         "tree",
     )

@@ -1,10 +1,12 @@
 """Threads of one process and the cores that they may use."""
 
 import threading
+import time
 
 import torch
 
-from tests.helpers.threads import run_in_threads
+from libtorchbeast import slow
+from tests.helpers.threads import run_in_threads, wait_until
 from torchbeast.runtime.threads import set_cpu_threads
 
 
@@ -21,3 +23,19 @@ def test_each_thread_has_a_number_of_cores_of_its_own():
     with run_in_threads(lambda: work(1), lambda: work(3)):
         pass
     assert numbers == {1: 1, 3: 3}
+
+
+def test_what_takes_long_says_so_every_now_and_then(caplog, monkeypatch):
+    monkeypatch.setattr(slow, "SAY_S", 0.01)
+    monkeypatch.setattr(slow, "SAY_AGAIN_S", 0.01)
+    before = threading.active_count()
+    with slow.say_if_slow("Making one of Slow-v0"):
+        wait_until(lambda: caplog.text.count("Making one of Slow-v0 takes long: 0 s so far.") >= 2)
+    assert threading.active_count() == before
+    caplog.clear()
+    monkeypatch.setattr(slow, "SAY_S", 60.0)
+    started_at = time.monotonic()
+    with slow.say_if_slow("Nothing"):
+        pass
+    assert time.monotonic() - started_at < 30
+    assert not caplog.text

@@ -34,6 +34,7 @@ from libtorchbeast.episode_info import InfoSums, add_sums
 from libtorchbeast.memory import memory_bytes
 from libtorchbeast.rows import Row, Spec
 from libtorchbeast.seeding import derive_seed
+from libtorchbeast.slow import say_if_slow
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import Child, Supervisor
 from libtorchbeast.tree import map_tree
@@ -384,7 +385,8 @@ def train(flags: Flags) -> int:
     keep_freed_memory()
     seed_everything(flags.seed)
     with StopRequest() as stop:
-        envs = make_group(flags, num_envs=1, seed=flags.seed)
+        with say_if_slow(f"Making one of {flags.env}"):
+            envs = make_group(flags, num_envs=1, seed=flags.seed)
         spec = envs.spec
         envs.close()
         model = build_model(flags, spec)

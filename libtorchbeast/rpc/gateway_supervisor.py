@@ -192,6 +192,7 @@ class Gateways:
     def start(self, add_lane: Callable[[Lane], None]) -> None:
         """Let environments play: `add_lane` is called for each lane, once, from `poll`."""
         self._add_lane = add_lane
+        self._say_at = time.monotonic() + SAY_S
 
     def poll(self) -> None:
         """Give lanes, log what the gateways say, restart those that died."""
@@ -339,7 +340,9 @@ class Gateways:
             places.append(f"{len(missing) - MAX_NAMED} more")
         places += [f"whoever dials in at {address}" for address in self.listening]
         what = "more environments" if self.num_streams else "environments"
-        logger.info("Waiting for %s: %s.", what, ", ".join(places) or "none was named")
+        # A warning if there is nobody: it is shown also where nobody has set up logging.
+        level = logging.INFO if self.num_streams else logging.WARNING
+        logger.log(level, "Waiting for %s: %s.", what, ", ".join(places) or "none was named")
 
     def _missing(self) -> list[str]:
         """Addresses where nobody is, and why."""

@@ -12,6 +12,7 @@ from gymnasium.wrappers import FrameStackObservation
 from libtorchbeast.environments import SyncEnvs, spec_of_group
 from libtorchbeast.rows import Environments, Spec, Unstacked
 from libtorchbeast.seeding import seed_generators
+from libtorchbeast.slow import say_if_slow
 from libtorchbeast.specs import UnknownSpace
 from torchbeast.envs import atari
 from torchbeast.envs.names import find_maker
@@ -51,11 +52,12 @@ def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
 
 def look_at(options: EnvOptions) -> Spec:
     """What such environments are like."""
-    envs = make_envs(options, num_envs=1)
-    try:
-        return spec_of_group(envs, envs.reset())
-    finally:
-        envs.close()
+    with say_if_slow(f"Making one of {options.env}"):
+        envs = make_envs(options, num_envs=1)
+        try:
+            return spec_of_group(envs, envs.reset())
+        finally:
+            envs.close()
 
 
 def is_atari(options: EnvOptions) -> bool:
