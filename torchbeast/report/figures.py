@@ -19,6 +19,8 @@ FIGURES = {
     "step": Figure("train", "environment steps that were learnt from", "{:,.0f}"),
     "sps": Figure("system", "steps per second since the last row", "{:,.0f}"),
     "mean_episode_return": Figure("episodes", "mean return of the last 100 episodes"),
+    "eval_return": Figure("episodes", "mean return of the last evaluation (`--eval_every`)"),
+    "eval_step": Figure("episodes", "step of the weights in it", "{:,.0f}", in_view=False),
     "total_loss": Figure("train", "sum of the losses below, per batch"),
     "episodes": Figure("episodes", "episodes that have ended", "{:,.0f}"),
     "mean_episode_step": Figure("episodes", "mean length of the last 100 episodes", "{:,.0f}"),

@@ -113,7 +113,7 @@ class LiveView:
         self._progress.update(self._task, completed=min(step, self._total_steps))
 
     def show(self, figures: Figures) -> None:
-        self._figures = figures
+        self._figures = {**self._figures, **figures}  # some come now and then
 
     def stall(self, seconds: float, text: str) -> None:
         self._stalled_s, self._stall_text = seconds, text

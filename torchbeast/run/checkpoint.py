@@ -39,7 +39,7 @@ def save(path: Path, learner: Learner, flags: TrainingFlags) -> None:
     # In memory first: torch.save hides what a file says (no space left) behind an error of its own.
     packed = io.BytesIO()
     torch.save(contents, packed)
-    _write(path, packed.getbuffer())
+    write_whole(path, packed.getbuffer())
     if flags.keep_checkpoints > 1:
         _keep(path, path.with_name(f"{STEP_PREFIX}{learner.stats.step}.tar"))
         for old in _last_few(path.parent)[flags.keep_checkpoints :]:
@@ -48,7 +48,7 @@ def save(path: Path, learner: Learner, flags: TrainingFlags) -> None:
         _keep(path, path.with_name(BEST_NAME))
 
 
-def _write(path: Path, data: memoryview) -> None:
+def write_whole(path: Path, data: memoryview) -> None:
     """Write beside and rename: whoever dies in the middle leaves the last one as it was."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

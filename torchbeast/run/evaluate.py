@@ -1,7 +1,9 @@
 """Play episodes with a trained agent: the modes test and test_render of both beasts."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,9 @@ from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
 from torchbeast.run import checkpoint
 from torchbeast.run.flags import TrainingFlags
+from torchbeast.runtime.actor_model import prepare_to_act
+
+MAX_ENVS = 16  # that play at once
 
 
 def evaluate(flags: TrainingFlags) -> list[float]:
@@ -24,48 +29,81 @@ def evaluate(flags: TrainingFlags) -> list[float]:
             f"The agent in {path} was trained on environments that dialled in; name one to play "
             "with --env."
         )
-    options = dataclasses.replace(flags.env_options, episodic_life=False)  # whole games
-    print(f"Playing {flags.env} with {path}")
-    render = flags.mode == "test_render"
-    envs = make_envs(options, num_envs=1, seed=flags.seed, render=render)
-    video = Video(flags.rundir / "test.mp4", envs) if render else None
-    try:
-        row = envs.reset()
-        model = build_model(flags, spec_of_group(envs, row))
-        remedy = "leave out --env to play what it was trained on"
-        checkpoint.load_model(path, contents, model, flags.env, remedy)
-        model.eval()
-        returns = _play(model, envs, row, flags.num_episodes, video)
-    finally:
-        envs.close()
-        if video is not None:
-            video.close()
-    print(f"Mean return over {len(returns)} episodes: {np.mean(returns):.2f}")
-    if video is not None:
-        print(f"Video: {video.path}")
-    return returns
-
-
-@torch.inference_mode()
-def _play(
-    model: Any, envs: Any, row: dict[str, Any], num_episodes: int, video: "Video | None"
-) -> list[float]:
-    state = model.initial_state(batch_size=1)
+    how = "actions drawn from its policy" if flags.sample_actions else "its most likely actions"
+    print(f"Playing {flags.env} with {path} and {how}")
     returns: list[float] = []
-    while len(returns) < num_episodes:
-        inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)
-        output, state = model(inputs, state)
-        row = envs.step(as_output(output)["action"][0].long().numpy())
-        if video is not None:
-            video.add()
-        if row["done"][0] and row["episode_step"][0] > 0:
-            returns.append(float(row["episode_return"][0]))
-            print(
-                f"Episode {len(returns)}: return {returns[-1]:.2f} "
-                f"in {row['episode_step'][0]} steps",
-                flush=True,
-            )
+    with Player(flags, flags.num_episodes, flags.seed, flags.mode == "test_render") as player:
+        remedy = "leave out --env to play what it was trained on"
+        checkpoint.load_model(path, contents, player.model, flags.env, remedy)
+        for episode_return, length in player.play():
+            returns.append(episode_return)
+            text = f"return {episode_return:.2f} in {length} steps"
+            print(f"Episode {len(returns)}: {text}", flush=True)
+    print(f"Mean return over {len(returns)} episodes: {np.mean(returns):.2f}")
+    if player.video is not None:
+        print(f"Video: {player.video.path}")
     return returns
+
+
+class Player:
+    """An agent and environments that play a number of episodes, many at once. Use it with `with`.
+
+    Each environment plays its share of them: if all counted until there are enough, short episodes
+    would count more often than long ones.
+    """
+
+    def __init__(
+        self, flags: TrainingFlags, num_episodes: int, seed: int, render: bool = False
+    ) -> None:
+        """`model` has random weights until somebody loads others."""
+        num_envs = 1 if render else min(num_episodes, MAX_ENVS)
+        self._shares = [len(range(i, num_episodes, num_envs)) for i in range(num_envs)]
+        options = dataclasses.replace(flags.env_options, episodic_life=False)  # whole games
+        torch.manual_seed(seed)  # of the actions, if they are drawn
+        self._envs = make_envs(options, num_envs, seed=seed, render=render)
+        self.video: Video | None = None
+        try:
+            if render:
+                self.video = Video(flags.rundir / "test.mp4", self._envs)
+            self._row = self._envs.reset()
+            self.model = build_model(flags, spec_of_group(self._envs, self._row))
+        except BaseException:
+            self._envs.close()
+            raise
+        if flags.sample_actions:
+            prepare_to_act(self.model)
+        else:
+            self.model.eval()
+
+    @torch.inference_mode()
+    def play(self, on_step: Callable[[], object] = lambda: None) -> Iterator[tuple[float, int]]:
+        """Return and length of each episode, when it ends."""
+        left = list(self._shares)
+        row, state = self._row, self.model.initial_state(batch_size=len(left))  # type: ignore
+        while any(left):
+            inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)
+            output, state = self.model(inputs, state)
+            row = self._envs.step(as_output(output)["action"][0].long().numpy())
+            on_step()
+            if self.video is not None:
+                self.video.add()
+            for i in np.flatnonzero(row["done"] & (row["episode_step"] > 0)):
+                if left[i]:
+                    left[i] -= 1
+                    yield float(row["episode_return"][i]), int(row["episode_step"][i])
+
+    def __enter__(self) -> "Player":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._envs.close()
+        if self.video is not None:
+            self.video.close()
 
 
 class Video:

@@ -12,7 +12,7 @@ import tyro
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rows import Spec
 from torchbeast.core.settings import Settings
-from torchbeast.envs import EnvOptions, check_env
+from torchbeast.envs import REMOTE, EnvOptions, check_env
 from torchbeast.errors import UsageError
 from torchbeast.models import check_model
 from torchbeast.run import recipes
@@ -56,8 +56,14 @@ class TrainingFlags(Settings, EnvOptions):
     """Seconds between lines in the logs."""
     log_info: str = "all"
     """Numbers in `info` at the end of an episode to log: names with commas, all, or none."""
+    eval_every: int = 0
+    """Evaluate the agent after so many steps each time, in a process of its own; 0: never."""
+    eval_episodes: int = 10
+    """Episodes to play in an evaluation."""
     num_episodes: int = 10
     """Episodes to play in the modes test and test_render."""
+    sample_actions: bool = False
+    """In tests and evaluations, draw actions from the policy; else the most likely are taken."""
     seed: int = 1
     """Of the weights, the environments and the actions."""
 
@@ -99,14 +105,7 @@ class TrainingFlags(Settings, EnvOptions):
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
         self.require_positive(*_POSITIVE)
-        for name in (
-            "seed",
-            "noop_max",
-            "entropy_cost",
-            "baseline_cost",
-            "max_policy_lag",
-            "weight_decay",
-        ):
+        for name in _NOT_NEGATIVE:
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}.")
         for name in _FRACTIONS:
@@ -121,6 +120,11 @@ class TrainingFlags(Settings, EnvOptions):
             raise UsageError(
                 f"--checkpoint {self.checkpoint} is for the modes test and test_render; "
                 "--init_from starts a new run from its weights."
+            )
+        if self.eval_every and self.env == REMOTE:
+            raise UsageError(
+                "--eval_every needs an environment that can be made here, got --env remote; "
+                "leave it out."
             )
         check_model(self.model)
         check_env(self.env_options)
@@ -138,6 +142,7 @@ _POSITIVE = (
     "learner_cpu_threads",
     "keep_checkpoints",
     "num_episodes",
+    "eval_episodes",
     "learning_rate",
     "epsilon",
     "adam_epsilon",
@@ -147,6 +152,15 @@ _POSITIVE = (
     "clip_c_threshold",
     "log_interval_s",
     "checkpoint_interval_s",
+)
+_NOT_NEGATIVE = (
+    "seed",
+    "noop_max",
+    "entropy_cost",
+    "baseline_cost",
+    "max_policy_lag",
+    "weight_decay",
+    "eval_every",
 )
 _FRACTIONS = ("discounting", "alpha", "momentum", "vtrace_lambda", "sticky_actions")
 

@@ -14,6 +14,7 @@ from torchbeast.core.learner import Learner
 from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
 from torchbeast.run import checkpoint, saved_run
+from torchbeast.run.evaluation import Evaluation
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.init_from import init_from
 from torchbeast.run.signals import StopRequest
@@ -153,7 +154,7 @@ def run_training(
                 print("This run has weights of its own by now: --init_from is not read again.")
 
         reporter = Reporter(writer, learner.stats, flags.total_steps, flags.log_interval_s)
-        with reporter:
+        with reporter, Evaluation(flags, learner):
             try:
                 loop(Run(flags, learner, stop, reporter))
             finally:

@@ -1,0 +1,190 @@
+"""Evaluation while training: now and then another process plays episodes with the newest weights.
+
+    Evaluation   in the training process: a thread that hands weights over and takes results in
+    main         the other process: waits for weights, plays, writes down what came of it
+
+They meet in two files of the run's folder. Training goes on, whatever happens to the process.
+"""
+
+import dataclasses
+import io
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from libtorchbeast.environments import describe_failure
+from libtorchbeast.helper_process import Helper, SupervisorLine
+from libtorchbeast.output_log import FILE_NAME as OUTPUT_NAME
+from libtorchbeast.output_log import OutputLog
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.supervisor import Child, Supervisor
+from torchbeast.core.learner import Learner
+from torchbeast.run.checkpoint import load, write_whole
+from torchbeast.run.evaluate import Player
+from torchbeast.run.flags import TrainingFlags
+from torchbeast.runtime.disk import IgnoreWriteErrors
+
+logger = logging.getLogger("torchbeast")
+
+WEIGHTS = "eval-weights.tar"
+RESULT = "eval-result.json"
+SEEDS = 1_000_003  # the path of evaluation's seeds, which no worker has
+POLL_S = 0.25
+STEP_S = 120.0  # more than a step of an environment takes
+STOP_S = 5.0
+NICENESS = 10  # training comes first
+
+
+class Evaluation:
+    """While entered, evaluates every `eval_every` steps; with 0 it does nothing."""
+
+    def __init__(self, flags: TrainingFlags, learner: Learner) -> None:
+        self._flags = flags
+        self._learner = learner
+        self._weights, self._result = flags.rundir / WEIGHTS, flags.rundir / RESULT
+        self._next_at = 0
+        self._is_playing = False
+        self._write_errors = IgnoreWriteErrors("the weights for evaluation")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
+
+    def __enter__(self) -> None:
+        if self._flags.eval_every:
+            self._plan_next()
+            self._remove_files()  # of a run that was killed
+            self._thread.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+            self._remove_files()
+
+    def _run(self) -> None:
+        """The supervisor is this thread's alone: when it waits, training does not."""
+        output = OutputLog(self._flags.rundir / OUTPUT_NAME)
+        child = Child("Evaluation", self._start, self._look_after_its_end)
+        supervisor = Supervisor([child], STEP_S, keep_output=output.keep)
+        try:
+            while not self._ended.wait(POLL_S):
+                with self._write_errors:
+                    self._hand_over()
+                supervisor.poll()
+                self._take_in()
+        except Exception as error:
+            logger.error("There is no evaluation any more, training goes on: %s", error)
+        finally:
+            supervisor.close(lambda: self._terminate(child), STOP_S)
+
+    def _start(self, num_starts: int) -> Helper:
+        config = {"flags": self._flags.as_plain_dict()}
+        return Helper("torchbeast.run.evaluation", config, catch_output=True)
+
+    def _look_after_its_end(self) -> None:
+        """The next process plays what the last one did not, unless that has lost it."""
+        self._is_playing = self._weights.exists() or self._result.exists()
+
+    @staticmethod
+    def _terminate(child: Child) -> None:
+        if isinstance(child.process, Helper):
+            child.process.terminate()
+
+    def _hand_over(self) -> None:
+        """Give the newest weights to the process, if it is time and it has played the last."""
+        if self._is_playing or self._learner.stats.step < self._next_at:
+            return
+        if not self._learner.lock.acquire(timeout=POLL_S):
+            return  # later
+        try:
+            step = self._learner.stats.step
+            contents = {"step": step, "model_state_dict": self._learner.model.state_dict()}
+            packed = io.BytesIO()
+            torch.save(contents, packed)
+        finally:
+            self._learner.lock.release()
+        write_whole(self._weights, packed.getbuffer())
+        self._is_playing = True
+        self._plan_next()
+
+    def _plan_next(self) -> None:
+        every = self._flags.eval_every
+        self._next_at = (self._learner.stats.step // every + 1) * every
+
+    def _take_in(self) -> None:
+        """Report what the process has found out, if it has."""
+        if not self._result.exists():
+            return
+        result = json.loads(self._result.read_text())
+        self._result.unlink()
+        self._is_playing = False
+        returns = result["returns"]
+        mean = float(np.mean(returns))
+        self._learner.stats.observe({"eval_return": mean, "eval_step": result["step"]})
+        logger.info(
+            "Evaluation of step %s: mean return %.2f over %d episodes, from %.2f to %.2f.",
+            f"{result['step']:,}", mean, len(returns), min(returns), max(returns),
+        )  # fmt: skip
+
+    def _remove_files(self) -> None:
+        for path in (self._weights, self._result):
+            path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------- the other process
+
+
+def play_as_asked(flags: TrainingFlags, line: SupervisorLine) -> None:
+    """Play whenever there are new weights, until the training process ends this one."""
+    weights = flags.rundir / WEIGHTS
+    while True:
+        while not weights.exists():
+            line.tick()
+            time.sleep(POLL_S)
+        contents = load(weights)
+        returns = []
+        # The same episodes' starts each time, so that the weights alone make the difference.
+        with Player(flags, flags.eval_episodes, derive_seed(flags.seed, SEEDS)) as player:
+            player.model.load_state_dict(contents["model_state_dict"])
+            for episode_return, _ in player.play(line.tick):
+                returns.append(episode_return)
+        result = {"step": contents["step"], "returns": returns}
+        weights.unlink()
+        write_whole(flags.rundir / RESULT, memoryview(json.dumps(result).encode()))
+
+
+def as_flags(values: dict[str, Any]) -> TrainingFlags:
+    """From what `as_plain_dict` gave, of these or of more flags."""
+    known = {field.name for field in dataclasses.fields(TrainingFlags)}
+    values = {name: value for name, value in values.items() if name in known}
+    return TrainingFlags(**{**values, "savedir": Path(values["savedir"])})
+
+
+def main(text: str) -> None:
+    values = json.loads(text)
+    line = SupervisorLine(values["line"])
+    os.nice(NICENESS)
+    torch.set_num_threads(1)
+    try:
+        play_as_asked(as_flags(values["flags"]), line)
+    except Exception as error:
+        line.send(logging.WARNING, describe_failure(error))
+        sys.stderr.flush()
+        os._exit(1)  # without waiting for what environments have left in other threads
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
