@@ -135,10 +135,11 @@ class RunningStats:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
-        self.updates = state["updates"]
-        self.episodes = state["episodes"]
-        self._returns.extend(state["returns"])
-        self._lengths.extend(state["lengths"])
+        # TorchBeast's checkpoints know the steps alone.
+        self.updates = state.get("updates", 0)
+        self.episodes = state.get("episodes", 0)
+        self._returns.extend(state.get("returns", ()))
+        self._lengths.extend(state.get("lengths", ()))
         self._infos.update({name: deque(w) for name, w in state.get("infos", {}).items()})
         self._totals.update(state.get("totals", {}))  # older checkpoints have none
 
