@@ -32,7 +32,7 @@ from libtorchbeast.specs import (
     describe,
     has_offsets,
     spec_of,
-    spec_of_space,
+    spec_or,
     with_bounds,
     zero_based,
 )
@@ -236,8 +236,8 @@ class SyncEnvs:
         self._check: Callable[[Any], None] = FrameCheck() if self.is_checked else _pass
         self.join: Callable[[list[np.ndarray]], Any] = stack if self.is_checked else np.stack
         self.envs = _make_all(make_env, num_envs)
-        self.observation_spec = _spec_or(None, getattr(self.envs[0], "observation_space", None))
-        self._taken_action = _spec_or(INT64, getattr(self.envs[0], "action_space", None))
+        self.observation_spec = spec_or(None, getattr(self.envs[0], "observation_space", None))
+        self._taken_action = spec_or(INT64, getattr(self.envs[0], "action_space", None))
         self.action_spec: Any = zero_based(self._taken_action)
         self._has_offsets = has_offsets(self._taken_action)
         self._takes_numbers = count_actions(self.action_spec) > 0
@@ -349,10 +349,6 @@ class SyncEnvs:
         if isinstance(frames[0], np.ndarray):
             return self.join(frames)
         return map_tree(lambda *arrays: self.join(list(arrays)), *frames)
-
-
-def _spec_or(default: Any, space: Any) -> Any:
-    return default if space is None else spec_of_space(space)
 
 
 def _pass(frame: Any) -> None:

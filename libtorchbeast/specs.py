@@ -114,6 +114,11 @@ def spec_of_space(space: Any) -> Any:
     return ArraySpec(dtype, shape, _bound(low, np.min), _bound(high, np.max))
 
 
+def spec_or(default: Any, space: Any) -> Any:
+    """Of a space, if there is one."""
+    return default if space is None else spec_of_space(space)
+
+
 def with_bounds(spec: Any, declared: Any) -> Any:
     """`spec` of arrays, with the bounds that a space declares for those of the same shape."""
 

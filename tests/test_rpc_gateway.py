@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import gymnasium
 import numpy as np
 import psutil
 import pytest
@@ -28,7 +29,7 @@ from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.certificates import write_secret
-from tests.helpers.counting import NUM_ACTIONS, Counting, Shifted, counting_group
+from tests.helpers.counting import NUM_ACTIONS, Counting, Shifted, counting_group, next_action
 from tests.helpers.remote import check_rollouts, client, learner, running, serving
 from tests.helpers.threads import wait_until
 
@@ -69,6 +70,17 @@ def test_actions_that_do_not_begin_at_0_are_shifted_on_every_link(tmp_path, link
         it.wait_for_rollouts(10)
     assert check_rollouts(it.rollouts, it.unroll_length)
     assert it.gateways.spec.num_actions == NUM_ACTIONS
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:0", "unix:{}/learner"])
+def test_a_simulator_says_its_spaces_and_gets_actions_of_them(tmp_path, where):
+    board = gymnasium.spaces.Box(0, 1, (3,), np.uint8)
+    options = {"num_actions": 0, "observation_space": board}
+    options["action_space"] = gymnasium.spaces.Discrete(NUM_ACTIONS, start=3)
+    with learner(listen=[where.format(tmp_path)]) as it, connect(it, **options) as actor:
+        actions = [actor.step(np.array([0, count, 0], np.uint8)) for count in (0, 1, 1)]
+        assert it.gateways.spec == Spec(ArraySpec("uint8", (3,), 0, 1), discrete(NUM_ACTIONS))
+    assert actions == [3 + next_action(count) for count in (0, 1, 1)]
 
 
 def test_environments_that_listen_have_every_transition_learnt_once(tmp_path):

@@ -13,9 +13,18 @@ from torchbeast import monobeast, polybeast
 from torchbeast.core.learner import Learner
 from torchbeast.models import make_model
 from torchbeast.run import checkpoint
+from torchbeast.run import saved_run as saved_run_module
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import run_training
+
+
+def test_what_names_code_is_known():
+    assert saved_run_module.names_code("wrappers", "my.module:Wrapper")
+    assert saved_run_module.names_code("imports", "my_module")
+    assert saved_run_module.names_code("env", "my.module:make")
+    for name in ("wrappers", "imports", "env_kwargs", "env"):
+        assert not saved_run_module.names_code(name, "")
 
 
 def saved_run(savedir, **values):

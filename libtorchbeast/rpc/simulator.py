@@ -40,7 +40,15 @@ from libtorchbeast.rpc.env_client import (
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
-from libtorchbeast.specs import INT64, discrete, spec_of
+from libtorchbeast.specs import (
+    INT64,
+    add_offsets,
+    discrete,
+    spec_of,
+    spec_or,
+    with_bounds,
+    zero_based,
+)
 from libtorchbeast.supervisor import BackOff
 from libtorchbeast.tree import map_tree
 
@@ -62,16 +70,22 @@ class Actor:
         name: str = "simulator",
         security: Security | None = None,
         reconnect_s: float = 600.0,
+        observation_space: Any = None,
+        action_space: Any = None,
     ) -> None:
-        """`num_actions` if actions are numbers from 0; `action_spec`, a nest of `ArraySpec`, if
-        they are something else. The learner may be gone for `reconnect_s` seconds."""
+        """What actions are is said by `num_actions`, if they are numbers from 0 on, by a nest of
+        `ArraySpec`, or by a Gymnasium space, whose `start` is added. The bounds of
+        `observation_space` reach the learner, which scales by them. The learner may be gone for
+        `reconnect_s` seconds."""
         self._security = security or Security()
         self._security.check_dialing(address)
         self._address = address
+        self._observation_spec = spec_or(None, observation_space)
         if action_spec is None:
             action_spec = discrete(num_actions) if num_actions else INT64
-        self._action_spec = action_spec
-        self._check = ActionCheck(action_spec)
+        self._taken_action = spec_or(action_spec, action_space)
+        self._action_spec = zero_based(self._taken_action)
+        self._check = ActionCheck(self._action_spec)
         self._name = name
         self._reconnect_s = reconnect_s
         self._counter = EpisodeCounter(1, self._action_spec)
@@ -141,7 +155,8 @@ class Actor:
     def _dial(self, observation: Any) -> Any:
         """Get through, and show the first row of a stream."""
         row = self._counter.first_row(_as_frame(observation))
-        spec = Spec(spec_of(row["frame"]), self._action_spec)
+        observation_spec = with_bounds(spec_of(row["frame"]), self._observation_spec)
+        spec = Spec(observation_spec, self._action_spec)
         back_off = BackOff()
         deadline = time.monotonic() + self._reconnect_s
         while True:
@@ -180,7 +195,7 @@ class Actor:
         actions = self._line.show(row, info)
         self._check(actions)
         self._last_action = nest.map(np.copy, actions)
-        return nest.map(_plain, actions)
+        return nest.map(_plain, add_offsets(self._taken_action, actions))
 
 
 class LaneLine:

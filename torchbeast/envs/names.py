@@ -61,7 +61,7 @@ def _find_in_module(name: str, module_name: str, attribute: str) -> Maker:
         known = [*(n for n in dir(module) if not n.startswith("_")), *gymnasium.registry]
         raise UsageError(
             f"--env {name}: module {module_name!r} has no factory {attribute!r}, and registers no "
-            f"Gymnasium id of that name{_did_you_mean(attribute, known)}."
+            f"Gymnasium id of that name{_did_you_mean(attribute, known) or '.'}"
         ) from None
 
 
