@@ -18,6 +18,7 @@ from tests.helpers.training import (
     run,
     shared_memory,
 )
+from torchbeast.report.figures import FIGURES
 
 pytestmark = [
     pytest.mark.slow,
@@ -150,6 +151,18 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group(beast, tmp_path):
         assert training.process.wait(TIMEOUT_S) == 130
         assert not psutil.wait_procs(family[1:], timeout=30)[1]
         assert "Traceback" not in training.output
+
+
+# --- They report ------------------------------------------------------------------------------
+
+
+def test_every_figure_that_a_run_logs_is_in_the_table(beast, tmp_path):
+    args = ("--env", "Catch", "--total_steps", "5000", "--xpid", "run")
+    result = run(beast, tmp_path, *args)
+    assert result.returncode == 0, result.stderr
+    names = set(read_logs(tmp_path / "run")[-1])
+    assert names - FIGURES.keys() == {"_tick", "_time"}
+    assert {"step", "sps", "mean_episode_return", "total_loss", "policy_lag"} <= names
 
 
 # --- They report what broke ---------------------------------------------------------------------

@@ -136,11 +136,13 @@ def test_docs_list_all_figures_and_no_others():
 
 def test_tensorboard_has_the_names_of_the_table_in_groups(tmp_path):
     board = TensorBoard(tmp_path, first_step=0)
-    board.log({"step": 5, "total_loss": 1.0, "sps": 2.0, "is_success": 0.5, "eval": None}, 5)
+    figures = {"step": 5, "total_loss": 1.0, "sps": 2.0, "my_loss": 0.5, "eval": None}
+    board.log({**figures, "info/is_success": 0.5}, 5)
     board.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert sorted(events.Tags()["scalars"]) == ["own/is_success", "system/sps", "train/total_loss"]
+    tags = ["info/is_success", "own/my_loss", "system/sps", "train/total_loss"]
+    assert sorted(events.Tags()["scalars"]) == tags
 
 
 def test_log_messages_go_to_what_stderr_is_now(capsys):

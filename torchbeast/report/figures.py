@@ -61,7 +61,9 @@ FIGURES = {
 
 
 def tag_of(name: str) -> str:
-    """TensorBoard's tag; figures of a model or an environment of one's own have their own group."""
+    """TensorBoard's tag. What is not in the table has a group in its name, or is `own`."""
+    if "/" in name:
+        return name
     return f"{FIGURES[name].group if name in FIGURES else 'own'}/{name}"
 
 
