@@ -90,7 +90,8 @@ def spec_of(arrays: Any) -> Any:
 def spec_of_space(space: Any) -> Any:
     """A Gym or Gymnasium space as a tree of specs; by its attributes, for any version of them."""
     kinds = {kind.__name__ for kind in type(space).__mro__}
-    if kinds & {"Text", "Graph", "OneOf"} or hasattr(space, "feature_space"):
+    has_arrays = hasattr(space, "spaces") or getattr(space, "shape", None) is not None
+    if kinds & {"Text", "Graph", "OneOf"} or not has_arrays:
         raise UnknownSpace(
             f"A {type(space).__name__} space has no arrays of one shape; wrap the environment so "
             "that it has Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them."
@@ -115,8 +116,8 @@ def spec_of_space(space: Any) -> Any:
 
 
 def spec_or(default: Any, space: Any) -> Any:
-    """Of a space, if there is one."""
-    return default if space is None else spec_of_space(space)
+    """Of a space, if it is one: environments that are not Gym's may have anything there."""
+    return spec_of_space(space) if hasattr(space, "sample") else default
 
 
 def with_bounds(spec: Any, declared: Any) -> Any:

@@ -18,6 +18,7 @@ from libtorchbeast.specs import (
     has_offsets,
     spec_of,
     spec_of_space,
+    spec_or,
     with_bounds,
     zero_based,
 )
@@ -60,10 +61,20 @@ def test_bounds_of_large_arrays_are_kept_as_the_widest_ones():
     assert spec == ArraySpec("float32", (1000,), 0.0, 1000.0)
 
 
-@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2))])
+class Mission(spaces.Space):
+    """Sentences of one's own."""
+
+
+@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2)), Mission()])
 def test_spaces_without_arrays_are_refused_with_a_sentence(space):
     with pytest.raises(UnknownSpace, match=f"A {type(space).__name__} space has no arrays"):
         spec_of_space(space)
+
+
+@pytest.mark.parametrize("value", [None, (4,), "image", 7])
+def test_what_is_no_space_says_nothing(value):
+    assert spec_or(INT64, value) == INT64
+    assert spec_or(INT64, spaces.Discrete(2)) == discrete(2)
 
 
 def test_the_number_of_actions_is_that_of_one_discrete_number():
