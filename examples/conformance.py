@@ -41,7 +41,7 @@ from conformance_rules import (
 from libtorchbeast.rpc.address import Address
 from libtorchbeast.rpc.handshake import Greeting, Hello
 from libtorchbeast.rpc.limits import Limits, server_options
-from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_greeting
+from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_greeting, token_in
 from libtorchbeast.rpc.security import Security
 
 START_S = 60.0  # until a client that was started must have dialled
@@ -62,7 +62,8 @@ MEND_FIRST = ("FAILED_PRECONDITION", "UNAUTHENTICATED")
 class Stream:
     """One stream of a client, from the learner's end. Every wait has a limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str) -> None:
+        self.token = token
         self.outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.incoming: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.status: tuple[str, str] | None = None
@@ -138,7 +139,7 @@ class Learner:
         return number
 
     def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        stream = Stream()
+        stream = Stream(token_in(context.invocation_metadata()))
 
         def close() -> None:
             stream.closed.set()
@@ -296,7 +297,7 @@ class Trials:
         with check(f"dials within {START_S:g} s"):
             stream = self._learner.accept(START_S)
         with check("introduces itself") as notes:
-            hello = check_hello(stream.read("a Hello"), self._token)
+            hello = check_hello(stream.read("a Hello"), stream.token, self._token)
             notes.append(describe_hello(hello))
         with check("waits for the Greeting"):
             stream.expect_silence("the Greeting")
@@ -316,7 +317,7 @@ class Trials:
 
     def _start_over(self, stream: Stream, hello: Hello, knows_truncation: bool = True) -> StepRules:
         """A later stream, up to its first Step; the same rules hold."""
-        if check_hello(stream.read("a Hello"), self._token) != hello:
+        if check_hello(stream.read("a Hello"), stream.token, self._token) != hello:
             raise BrokenRule("the Hello must say the same as before, got another")
         stream.expect_silence("the Greeting")
         stream.write(encode_greeting(Greeting("conformance", "", knows_truncation)))
@@ -335,7 +336,7 @@ class Trials:
         with self.report.check("dials again after passing refusals, with growing pauses") as notes:
             for number, code in enumerate(TRY_AGAIN):
                 if number > 0:  # the first ends a stream that played
-                    check_hello(stream.read("a Hello"), self._token)
+                    check_hello(stream.read("a Hello"), stream.token, self._token)
                 stream.end(code, "Not now.")
                 since = time.monotonic()
                 stream = self._learner.accept(DIAL_AGAIN_S)

@@ -26,15 +26,17 @@ def expect(what: str, expected: Any, got: Any) -> None:
         raise BrokenRule(f"{what} must be {expected}, got {got}")
 
 
-def check_hello(data: bytes, token: str) -> Hello:
-    """Raises `BrokenRule`."""
+def check_hello(data: bytes, token: str, expected_token: str) -> Hello:
+    """The first message, and the token that came before it; raises `BrokenRule`."""
+    if token != expected_token:
+        raise BrokenRule(
+            "the call's metadata must have `authorization: Bearer ` and the token of "
+            "TORCHBEAST_TOKEN, got another or none"
+        )
     try:
-        hello = decode_hello(data, Limits().max_message_bytes)
+        return decode_hello(data, Limits().max_message_bytes)
     except (Refused, EnvironmentFailed) as error:
         raise BrokenRule(str(error)) from error
-    if hello.token != token:
-        raise BrokenRule("the token must be that of TORCHBEAST_TOKEN, got another or none")
-    return hello
 
 
 class StepRules:

@@ -190,8 +190,10 @@ def open_pipe(
 def _variables() -> dict[str, str]:
     """The environment of a helper: ours, without the token."""
     ours = {name: value for name, value in os.environ.items() if name != secret.VARIABLE}
+    # What peers do wrong is ours to report: gRPC would write a line for each call.
+    quiet = {"GRPC_VERBOSITY": "NONE"}
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return {**ours, **KEEP_FREED_MEMORY, **own}
+    return {**quiet, **ours, **KEEP_FREED_MEMORY, **own}
 
 
 class SupervisorLine:

@@ -1,5 +1,7 @@
 """Memory: shared without a name, and how much of it this machine has. Nothing here is compiled."""
 
+import contextlib
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -50,6 +52,19 @@ def memory_bytes() -> int:
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     allowed = [_number_in(path) for path in CONTAINER_MEMORY]
     return min([installed, *(number for number in allowed if number)])
+
+
+def give_memory_back() -> None:
+    """Let glibc return what was freed: a burst of large messages must not stay for good."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def be_killed_first() -> None:
+    """Of all processes, when the kernel runs out of memory: this one is soon restarted."""
+    with contextlib.suppress(OSError):  # other systems have no such file
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _number_in(path: Path) -> int:

@@ -1,13 +1,19 @@
 """Attacks, each as somebody with bad intentions would make it; who plays beside them goes on."""
 
+import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import resource
+import threading
+from pathlib import Path
 from typing import ClassVar
 
+import grpc
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
@@ -17,14 +23,21 @@ from libtorchbeast.local_socket import JsonSocket
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.address import Address, dial_unix
 from libtorchbeast.rpc.handshake import Greeting
+from libtorchbeast.rpc.limits import Limits, host_of
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.specs import spec_of_space
-from tests.helpers.attacks import FakeProxy, fake_learner, fake_local_learner, under_attack
-from tests.helpers.certificates import write_secret
+from tests.helpers.attacks import (
+    FakeProxy,
+    fake_learner,
+    fake_local_learner,
+    silent_streams,
+    under_attack,
+)
+from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
 from tests.helpers.remote import check_rollouts, client, learner, serving
-from tests.helpers.threads import wait_until
+from tests.helpers.threads import run_in_threads, wait_until
 from tests.test_rpc_bad_peers import talk
 from tests.test_rpc_security import try_to_play
 
@@ -82,7 +95,130 @@ def test_without_tls_no_token_leaves_the_machine(token):
         check("unix:/tmp/socket")
 
 
+def rss_of(pid):
+    return psutil.Process(pid).memory_info().rss
+
+
+@contextlib.contextmanager
+def grows_by_less_than(mib, pid):
+    """At no moment does a process take so much more memory."""
+    before, largest, over = rss_of(pid), [0], threading.Event()
+
+    def watch():
+        while not over.wait(0.01):
+            largest[0] = max(largest[0], rss_of(pid))
+
+    with run_in_threads(watch):
+        try:
+            yield
+        finally:
+            over.set()
+    assert largest[0] - before < mib << 20
+
+
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_large_messages_without_the_token_take_no_memory(token, compression):
+    """They are not read: 640 MiB in 20 streams, or a few KiB that are as large in memory."""
+    large = bytes(32 << 20)
+    with under_attack(token) as it, grows_by_less_than(128, it.gateways.pids[0]):
+        attack = functools.partial(
+            talk, it.address, [large], token="guessed", compression=compression
+        )
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:
+            ended = [future.result() for future in [pool.submit(attack) for _ in range(20)]]
+    expected = "UNAUTHENTICATED" if compression is None else "UNIMPLEMENTED"
+    assert {code for _, code, _ in ended} == {expected}
+
+
+def test_who_has_no_token_takes_no_place(token):
+    limits = Limits(max_streams=2, max_introductions=2, handshake_s=60.0)
+    with under_attack(token, limits=limits) as it, silent_streams(it.address, 40) as calls:
+        wait_until(lambda: not any(call.is_active() for call in calls))
+        assert {call.code().name for call in calls} == {"UNAUTHENTICATED"}
+        assert try_to_play(it.address, token) == "played"
+
+
+def test_a_network_counts_as_one_host():
+    mapped = "ipv6:%5B::ffff:10.0.0.7%5D:5000"
+    assert host_of("ipv4:10.0.0.7:4000") == host_of(mapped) == "ipv4:10.0.0.7"
+    first = host_of("ipv6:%5B2001:db8:1:2::7%5D:4000")
+    assert first == host_of("ipv6:[2001:db8:1:2:aaaa::8]:5000") == "ipv6:2001:db8:1:2::/64"
+    assert first != host_of("ipv6:%5B2001:db8:1:3::7%5D:4000")
+    assert host_of("unix:") == "unix:"
+
+
+def test_gateways_are_the_first_that_the_kernel_kills(token):
+    with under_attack(token) as it:
+        [pid] = it.gateways.pids
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+
+
 # --------------------------------------------------------------------------------- with the token
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_nobody_may_compress(token, compression):
+    with under_attack(token) as it, grows_by_less_than(48, it.gateways.pids[0]):
+        large = bytes(32 << 20)
+        ended = talk(it.address, [large], token="secret", compression=compression)
+        assert ended[:2] == (0, "UNIMPLEMENTED")
+
+
+@pytest.mark.slow
+def test_memory_of_large_messages_is_given_back(token):
+    with under_attack(token) as it:
+        [pid] = it.gateways.pids
+        before = rss_of(pid)
+        for _ in range(3):
+            ended = talk(it.address, [bytes(60 << 20)], token="secret")
+            assert ended[:2] == (0, "RESOURCE_EXHAUSTED")
+        wait_until(lambda: rss_of(pid) - before < 100 << 20)  # grpc may hold on to the last
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    made = Certificates.make(tmp_path_factory.mktemp("keys"))
+    made.command("worker", "stolen")
+    made.command("server", "127.0.0.1")
+    return made
+
+
+def of_worker(certificates, name, token):
+    return Security(
+        tls_ca=certificates.path("ca.pem"), tls_cert=certificates.path(f"{name}.pem"),
+        tls_key=certificates.path(f"{name}.key"), token_file=token.token_file,
+    )  # fmt: skip
+
+
+def test_a_revoked_worker_is_sent_away_and_stays_away(certificates, token, tmp_path):
+    revoked = tmp_path / "revoked"
+    revoked.write_text("# nobody yet\n")
+    ours = dataclasses.replace(
+        of_worker(certificates, "learner", token), tls_client_certs=True, revoked=revoked
+    )
+    stolen = of_worker(certificates, "stolen", token)
+    with under_attack(ours, of_worker(certificates, "worker", token)) as it:
+        with client(it.address, security=stolen):
+            it.wait_for_streams(2)
+            revoked.write_text("stolen\n")
+            it.wait_for_streams(1)
+        assert "The certificate of stolen is revoked" in try_to_play(it.address, stolen)
+
+
+def test_a_worker_cannot_pose_as_the_learner_where_environments_listen(certificates, token, caplog):
+    theirs = dataclasses.replace(of_worker(certificates, "127.0.0.1", token), tls_client_certs=True)
+    with serving("127.0.0.1:0", security=theirs) as server:
+        address = [server.server_address]
+        thief = of_worker(certificates, "stolen", token)
+        with learner(server_addresses=address, security=thief) as it:
+            wait_until(
+                lambda: "stolen is a worker's certificate, and only a learner" in caplog.text
+            )
+            assert it.gateways.num_streams == 0
+        right = of_worker(certificates, "learner", token)
+        with learner(server_addresses=address, security=right) as it:
+            it.wait_for_rollouts(3)
+    check_rollouts(it.rollouts, it.unroll_length)
 
 
 @contextlib.contextmanager
@@ -149,7 +285,8 @@ def address_of(kind, tmp_path):
 def greet(address, greeting):
     """What a server answers to a learner's first words."""
     if not address.startswith("unix:"):
-        return talk(address, [encode_greeting(greeting)], ENVIRONMENTS_METHOD)[1:]
+        words = [encode_greeting(greeting)]
+        return talk(address, words, ENVIRONMENTS_METHOD, token=greeting.token)[1:]
     host = JsonSocket(dial_unix(Address.parse(address).path))
     try:
         host.send("greeting", **greeting.to_json())

@@ -12,7 +12,7 @@ from tests.helpers.examples import load
 
 rules = load("conformance_rules")
 
-HELLO = Hello("test", 1, Spec(ArraySpec("float32", (2,)), discrete(3)), "secret")
+HELLO = Hello("test", 1, Spec(ArraySpec("float32", (2,)), discrete(3)))
 FIRST = (0.0, True, 0, 0.0, False)  # reward, done, episode_step, episode_return, truncated
 STEPS = [
     FIRST,
@@ -90,11 +90,11 @@ def test_a_learner_without_knows_truncation_must_not_see_any():
 
 
 def test_a_hello_must_have_the_token_and_be_one():
-    assert rules.check_hello(encode_hello(HELLO), "secret") == HELLO
-    with pytest.raises(rules.BrokenRule, match="the token must be that of TORCHBEAST_TOKEN"):
-        rules.check_hello(encode_hello(HELLO), "another")
+    assert rules.check_hello(encode_hello(HELLO), "secret", "secret") == HELLO
+    with pytest.raises(rules.BrokenRule, match="the token of TORCHBEAST_TOKEN, got another"):
+        rules.check_hello(encode_hello(HELLO), "another", "secret")
     with pytest.raises(rules.BrokenRule, match="The first message must be a Hello, got step"):
-        rules.check_hello(encode(*FIRST), "secret")
+        rules.check_hello(encode(*FIRST), "secret", "secret")
 
 
 def test_actions_fit_and_all_of_them_come():

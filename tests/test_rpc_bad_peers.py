@@ -22,9 +22,11 @@ from libtorchbeast.rpc.messages import (
     LEARNER_METHOD,
     encode_failure,
     encode_hello,
+    token_metadata,
 )
 from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import ArraySpec
+from tests.helpers.attacks import silent_streams
 from tests.helpers.counting import counting_group
 from tests.helpers.remote import check_rollouts, client, learner
 from tests.helpers.threads import run_in_threads, wait_until
@@ -75,13 +77,14 @@ def it():
     assert check_rollouts(of_good, it.unroll_length)[int(good)] > 20
 
 
-def talk(address, messages, method=LEARNER_METHOD, timeout_s=30):
+def talk(address, messages, method=LEARNER_METHOD, timeout_s=30, token="", compression=None):
     """Send messages, each after the answer to the one before; (number of answers, code, text)."""
     outgoing = queue.SimpleQueue()
     num_answers = 0
-    with grpc.insecure_channel(address, [("grpc.max_send_message_length", -1)]) as channel:
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(address, options, compression) as channel:
         call = channel.stream_stream("/" + "/".join(method))(
-            iter(outgoing.get, None), timeout=timeout_s
+            iter(outgoing.get, None), timeout=timeout_s, metadata=token_metadata(token)
         )
         try:
             for message in messages:
@@ -200,28 +203,26 @@ def test_who_takes_no_step_is_not_waited_for(it):
     it.wait_for_streams(1)
 
 
-def test_one_host_cannot_take_all_places_without_a_word():
-    limits = Limits(max_streams=10, handshake_s=60.0)
-    with learner(listen=["127.0.0.1:0"], limits=limits) as it, contextlib.ExitStack() as stack:
-        outgoing = queue.SimpleQueue()
-        channels = [stack.enter_context(grpc.insecure_channel(it.address)) for _ in range(6)]
-        path = "/" + "/".join(LEARNER_METHOD)
-        silent = [channel.stream_stream(path)(iter(outgoing.get, None)) for channel in channels]
-        wait_until(lambda: talk(it.address, [HELLO])[1] == "RESOURCE_EXHAUSTED", 20)
-        assert "streams from ipv4:127.0.0.1 have not introduced" in talk(it.address, [HELLO])[2]
-        for call in silent:
-            call.cancel()
-            outgoing.put(None)
+def test_who_says_nothing_makes_room_for_who_comes_later():
+    limits = Limits(max_streams=4, max_introductions=5, handshake_s=60.0)
+    with learner(listen=["127.0.0.1:0"], limits=limits) as it, client(it.address):
+        it.wait_for_environments(1)
+        with silent_streams(it.address, 12) as calls:
+            wait_until(lambda: sum(not call.is_active() for call in calls) >= 7)
+            assert talk(it.address, [HELLO, FIRST])[:2] == (2, "OK")
+            ended = [call for call in calls if not call.is_active()]
+            assert {call.code() for call in ended} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            assert "introduce yourself at once" in ended[0].details()
+        it.wait_for_rollouts(3)
 
 
-def test_unauthenticated_peers_do_not_fill_the_log(caplog, monkeypatch):
+def test_unauthenticated_peers_do_not_fill_the_log(caplog):
     others = Spec(ArraySpec("uint8", (2,)), ArraySpec("int64"))
-    monkeypatch.setenv("TORCHBEAST_TOKEN", "secret")
     with learner(listen=["127.0.0.1:0"]) as it, client(it.address):
         it.wait_for_environments(1)
         for size in range(1, 4 * MAX_UNAUTHENTICATED_TEXTS):
             assert talk(it.address, [b"\xff" * size])[1] == "INVALID_ARGUMENT"
-        wrong = encode_hello(Hello("x", 1, others, token="secret"))
+        wrong = encode_hello(Hello("x", 1, others))
         assert talk(it.address, [wrong])[1] == "FAILED_PRECONDITION"
         wait_until(lambda: "The learner works with observations" in caplog.text)
         num_texts = caplog.text.count("of env.proto, got")

@@ -108,6 +108,9 @@ grpc::Status Client::play_once(const Player& player) {
       context.TryCancel();
     }
   }
+  if (!options_.token.empty()) {
+    context.AddMetadata("authorization", "Bearer " + options_.token);
+  }
   expect(kHandshakeLimit);
   const std::unique_ptr<Stream> stream = stub->Play(&context);  // Waits for the connection.
   std::exception_ptr error;

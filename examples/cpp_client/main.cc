@@ -144,7 +144,7 @@ int play(const Flags& flags, const sigset_t& signals) {
   Client client(flags.options);
   const Watcher watcher(client, signals);
   client.run({
-      group.hello(flags.options.name, flags.options.token),
+      group.hello(flags.options.name),
       [&] { return group.first_step(); },
       [&](const proto::Actions& actions, bool knows_truncation) {
         return group.step(actions, knows_truncation);

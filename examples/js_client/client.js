@@ -91,7 +91,7 @@ async function main() {
   };
   process.on("SIGINT", stop).on("SIGTERM", stop);
   await client.run({
-    hello: group.hello("JavaScript balance", options.token),
+    hello: group.hello("JavaScript balance"),
     firstStep: () => group.firstStep(),
     step: (actions, knowsTruncation) => group.step(actions, knowsTruncation),
   });

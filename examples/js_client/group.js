@@ -48,13 +48,12 @@ export class Group {
     this.slots = Array.from({ length: numEnvs }, () => new Slot(new Environment()));
   }
 
-  hello(name, token) {
+  hello(name) {
     const { observationSize, numActions } = this.Environment;
     return {
       hello: {
         version: 1,
         name,
-        token,
         num_envs: this.slots.length,
         observation: { array: { dtype: "float32", shape: [observationSize] } },
         action: { array: { dtype: "int64", shape: [] } },

@@ -41,6 +41,15 @@ function makeCredentials({ tlsCa, tlsCert, tlsKey }) {
   return grpc.credentials.createSsl(read(tlsCa), read(tlsKey), read(tlsCert));
 }
 
+// The learner looks at the token before it reads any message.
+function makeMetadata({ token }) {
+  const metadata = new grpc.Metadata();
+  if (token) {
+    metadata.set("authorization", `Bearer ${token}`);
+  }
+  return metadata;
+}
+
 /** One stream; answers come one at a time. */
 class Connection {
   constructor(options) {
@@ -58,7 +67,7 @@ class Connection {
     });
     this.waiting = null; // whoever waits for an answer
     this.ended = null; // why there will be no more
-    this.call = this.client.Play();
+    this.call = this.client.Play(makeMetadata(options));
     this.call.on("data", (message) => this.#settle((waiting) => waiting.resolve(message)));
     this.call.on("end", () => this.#end(new LearnerGone("The learner ended the stream.")));
     this.call.on("error", ({ code, details }) => {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from libtorchbeast.rpc.handshake import Refused, printable
+from libtorchbeast.rpc.handshake import Refused, check_token, printable
 
 logger = logging.getLogger("torchbeast")
 
@@ -60,6 +60,35 @@ def server_credentials(paths: Sequence[Path], read: Callable[[], Any], client_ce
     return grpc.dynamic_ssl_server_credentials(
         configuration(), lambda: configuration() if files.update() else None, client_certs
     )
+
+
+class CallerCheck:
+    """Who may dial this end: whoever has the token, and a certificate that is not revoked."""
+
+    def __init__(self, security: Any, is_learner_expected: bool) -> None:
+        """`security` is that of the end that listens."""
+        self._security = security
+        self._revoked = RevokedNames(security.revoked)
+        self._is_learner_expected = is_learner_expected
+
+    def __call__(self, token: str, identity: Mapping[str, Sequence[bytes]]) -> str:
+        """The name in the caller's certificate, which may be empty; `Refused`."""
+        try:
+            expected = self._security.read_token()
+        except ValueError as error:
+            logger.warning("Nobody can dial in: %s", error)
+            raise Refused("UNAVAILABLE", "This end cannot read its token now; wait.") from error
+        check_token(expected, token)
+        name = name_of(identity)
+        self.check_name(name)
+        if self._is_learner_expected:
+            check_no_worker(identity)
+        return name
+
+    def check_name(self, name: str) -> None:
+        """`Refused` if it is revoked by now."""
+        if name:
+            self._revoked.check(name)
 
 
 class RevokedNames:

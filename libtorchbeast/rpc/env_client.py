@@ -214,7 +214,8 @@ class EnvironmentClient:
                         await send_failure(call, str(error))
                         raise
             except NO_LINK as error:
-                if is_playing and isinstance(error, Refused):  # other environments may do better
+                # Other environments may do better.
+                if is_playing and isinstance(error, Refused) and error.code == "INVALID_ARGUMENT":
                     raise RuntimeError(f"The learner refused what was sent: {error}") from error
                 await asyncio.sleep(self._pause_after(error, back_off, refusals))
 
@@ -305,7 +306,12 @@ async def dial_stream(
     import grpc.aio
 
     from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, StreamLink, watched
-    from libtorchbeast.rpc.messages import LEARNER_METHOD, decode_greeting, encode_hello
+    from libtorchbeast.rpc.messages import (
+        LEARNER_METHOD,
+        decode_greeting,
+        encode_hello,
+        token_metadata,
+    )
 
     check_owner(address)
     try:
@@ -315,7 +321,8 @@ async def dial_stream(
     call: Any = None
     try:
         async with watched(streams, address) as stream:
-            call = channel.stream_stream("/" + "/".join(LEARNER_METHOD))()
+            metadata = token_metadata(hello.token)
+            call = channel.stream_stream("/" + "/".join(LEARNER_METHOD))(metadata=metadata)
             stream.expect(ANSWER, HANDSHAKE_S)
             await call.write(encode_hello(hello))
             data = await call.read()
@@ -361,7 +368,10 @@ def end_of_call(error: Any) -> Exception:
         return LearnerGone("The connection was lost.")
     code, details = error if isinstance(error, tuple) else (error.code(), error.details())
     if code.name == "INTERNAL":  # all that grpc knows of a stream that is ended while it is written
-        return LearnerGone("It ended the stream at once; it may have no place left, or be ending.")
+        return LearnerGone(
+            "It ended the stream at once; the token may be another, there may be no place left, or "
+            "it is ending."
+        )
     text = printable(details or code.name)
     refused = Refused(code.name, text)
     return refused if code.name in Refused.PERMANENT else gone_for(refused)

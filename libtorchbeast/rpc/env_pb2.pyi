@@ -25,10 +25,9 @@ class AgentMessage(_message.Message):
     def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., actions: _Optional[_Union[Actions, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "token", "num_envs", "observation", "action", "num_actions", "num_streams")
+    __slots__ = ("version", "name", "num_envs", "observation", "action", "num_actions", "num_streams")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
@@ -36,25 +35,22 @@ class Hello(_message.Message):
     NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
-    token: str
     num_envs: int
     observation: NestSpec
     action: NestSpec
     num_actions: int
     num_streams: int
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., token: _Optional[str] = ..., num_envs: _Optional[int] = ..., observation: _Optional[_Union[NestSpec, _Mapping]] = ..., action: _Optional[_Union[NestSpec, _Mapping]] = ..., num_actions: _Optional[int] = ..., num_streams: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., num_envs: _Optional[int] = ..., observation: _Optional[_Union[NestSpec, _Mapping]] = ..., action: _Optional[_Union[NestSpec, _Mapping]] = ..., num_actions: _Optional[int] = ..., num_streams: _Optional[int] = ...) -> None: ...
 
 class Greeting(_message.Message):
-    __slots__ = ("version", "name", "token", "knows_truncation")
+    __slots__ = ("version", "name", "knows_truncation")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     KNOWS_TRUNCATION_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
-    token: str
     knows_truncation: bool
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., token: _Optional[str] = ..., knows_truncation: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., knows_truncation: _Optional[bool] = ...) -> None: ...
 
 class NestSpec(_message.Message):
     __slots__ = ("array", "sequence", "dict")

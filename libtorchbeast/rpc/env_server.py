@@ -23,11 +23,11 @@ from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause, readable
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
+from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.handshake import (
     MAX_TEXT,
     Hello,
     Refused,
-    check_token,
     greeting_from_json,
     invalid,
     refusal_from_json,
@@ -72,6 +72,7 @@ class EnvironmentServer:
         self._limits = limits or Limits(max_streams=MAX_STREAMS)
         self._tick = tick
         self._admission = Admission(self._limits)
+        self._check_caller = CallerCheck(self._security, is_learner_expected=True)
         self._is_stopped = False
         self._stop: Callable[[], object] = lambda: None
         self._security.check_listening(server_address)
@@ -163,8 +164,7 @@ class EnvironmentServer:
             return
         peer = JsonSocket(connection)
         try:
-            with self._admission.stream("unix:"):
-                await self._serve(peer)
+            await self._serve(peer)
         except (EOFError, UnknownProtocol, OSError, TimeoutError, LaneClosed):
             pass  # the learner left, or never was one
         except Refused as error:
@@ -178,8 +178,8 @@ class EnvironmentServer:
 
     async def _serve(self, peer: JsonSocket) -> None:
         greeting = greeting_from_json(await next_message(peer, self._limits.handshake_s))
-        check_token(self._security.read_token(), greeting.token)
-        with contextlib.ExitStack() as stack:
+        self._check_caller(greeting.token, {})
+        with self._admission.play(), contextlib.ExitStack() as stack:
             with what_environments_raise():
                 group = stack.enter_context(self._groups.new(greeting.knows_truncation))
             hello = self.introduce(group)

@@ -19,6 +19,7 @@ import logging
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -29,8 +30,10 @@ import grpc.aio
 import nest
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.memory import be_killed_first, give_memory_back
 from libtorchbeast.repeats import RepeatFilter
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours, listen_unix, speaks_http2
+from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.grpc_relay import private_address, relay
 from libtorchbeast.rpc.grpc_streams import (
@@ -49,7 +52,6 @@ from libtorchbeast.rpc.handshake import (
     Greeting,
     Hello,
     Refused,
-    check_token,
     hello_from_json,
     learner_is_ending,
     printable,
@@ -65,6 +67,8 @@ from libtorchbeast.rpc.messages import (
     decode_answer,
     decode_hello,
     encode_greeting,
+    token_in,
+    token_metadata,
 )
 from libtorchbeast.rpc.steps import StepReader, encode_actions
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed, allow_descriptors
@@ -74,7 +78,11 @@ LOOK_FOR_SOCKET_S = 0.5
 MAX_PAUSE_S = 5.0  # between two calls of an address
 MAX_REASON = 200  # characters, of why nobody is there
 MAX_UNAUTHENTICATED_TEXTS = 10  # a minute, of those who have not shown a token
+# Who is refused while it writes its first message does not get to know why: a moment's patience,
+# but with few at a time, as what they send comes into grpc's buffers meanwhile.
+REFUSAL_S, MAX_REFUSING = 0.02, 16
 STOP_S = 1.0
+TRIM_S = 5.0  # between two times that freed memory is given back
 
 
 class Gateway:
@@ -86,6 +94,9 @@ class Gateway:
         self._learner = JsonSocket(socket.socket(fileno=config.control_fd))
         self._lanes = LanePool(config.bell_fd, lambda **request: self._send("lane", **request))
         self._admission = Admission(self._limits)
+        self._check_caller = CallerCheck(self._security, is_learner_expected=False)
+        self._trimmed_at = time.monotonic()
+        self._refusing = asyncio.Semaphore(MAX_REFUSING)
         self._streams: set[Watched] = set()
         self._callers: dict[str, list[asyncio.Task[None]]] = {}  # of each address that is dialled
         self._waiting: dict[str, str] = {}  # addresses without a stream, and why
@@ -109,7 +120,7 @@ class Gateway:
             self._send("ready", addresses=addresses)
             self._lanes.start()
             asyncio.get_running_loop().add_reader(self._learner.fileno(), self._read_messages)
-            watcher = asyncio.create_task(watch(self._streams, self._line.tick))
+            watcher = asyncio.create_task(watch(self._streams, self._look))
             for address in self._config.dial:
                 self._have_callers(address, 1)
             await self._stopped.wait()
@@ -267,10 +278,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _listen_for_streams(self, address: str) -> AsyncIterator[str]:
-        server = grpc.aio.server(
-            options=server_options(self._limits, self._config.share_port),
-            maximum_concurrent_rpcs=2 * self._limits.max_streams,
-        )
+        server = grpc.aio.server(options=server_options(self._limits, self._config.share_port))
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         service, method = LEARNER_METHOD
         server.add_generic_rpc_handlers(
@@ -315,14 +323,15 @@ class Gateway:
         """One host of this machine that dialled in."""
 
         async def serve(stream: Watched) -> None:
-            with self._admission.unauthenticated(stream.peer):
+            with self._admission.introduction(stream):
                 message = await host.next(self._limits.handshake_s)
                 if message is None or message["kind"] != "hello":
                     return
                 hello = hello_from_json(message, self._limits.max_message_bytes, self._check_token)
             stream.is_authenticated = True
-            host.send("greeting", **self._greeting().to_json())
-            await self._hand_over(stream, hello, host)
+            with self._admission.play():
+                host.send("greeting", **self._greeting().to_json())
+                await self._hand_over(stream, hello, host)
 
         refusal = await self._guard("unix:", serve)
         if refusal is not None:
@@ -333,14 +342,24 @@ class Gateway:
         """One stream of environments that dialled in."""
 
         async def serve(stream: Watched) -> None:
-            with self._admission.unauthenticated(stream.peer):
+            # Before anything is read: what nobody asks for stays in the sender's memory.
+            token = token_in(context.invocation_metadata())
+            try:
+                stream.certified_name = self._check_caller(token, context.auth_context())
+            except Refused:
+                if not self._refusing.locked():
+                    async with self._refusing:
+                        await asyncio.sleep(REFUSAL_S)
+                raise
+            with self._admission.introduction(stream):
                 data = await context.read()
                 if data is grpc.aio.EOF:
                     return
-                hello = decode_hello(data, self._limits.max_message_bytes, self._check_token)
+                hello = decode_hello(data, self._limits.max_message_bytes)
             stream.is_authenticated = True
-            accept = encode_greeting(self._greeting())
-            await self._play(stream, hello, context.read, context.write, accept)
+            with self._admission.play():
+                accept = encode_greeting(self._greeting())
+                await self._play(stream, hello, context.read, context.write, accept)
 
         refusal = await self._guard(context.peer(), serve)
         if refusal is not None:
@@ -356,11 +375,11 @@ class Gateway:
                 stream.expect(INTRODUCE, self._limits.handshake_s)
                 if self._stopped.is_set():
                     raise self._ending()
-                with self._admission.stream(peer):
-                    await serve(stream)
+                await serve(stream)
         except Refused as error:
             self._report_refusal(error, peer, stream is not None and stream.is_authenticated)
-            return error
+            # Not the one that was raised: its traceback holds on to the message.
+            return Refused(error.code, str(error))
         except EnvironmentFailed as error:
             self._report(printable_lines(str(error)), peer, "environment_failed")
         except (EOFError, UnknownProtocol):
@@ -377,7 +396,19 @@ class Gateway:
             self._send("warning", text=shown, peer=peer)
 
     def _check_token(self, token: str) -> None:
-        check_token(self._security.read_token(), token)
+        self._check_caller(token, {})
+
+    def _look(self) -> None:
+        """Called a few times a second."""
+        self._line.tick()
+        for stream in list(self._streams):
+            try:
+                self._check_caller.check_name(stream.certified_name)
+            except Refused as error:
+                stream.end(error)
+        if time.monotonic() - self._trimmed_at > TRIM_S:
+            self._trimmed_at = time.monotonic()
+            give_memory_back()
 
     # Environments that listen.
 
@@ -463,14 +494,15 @@ class Gateway:
     async def _call(self, stream: Watched) -> None:
         channel = self._security.aio_channel(stream.peer, self._limits)
         try:
-            call = channel.stream_stream("/" + "/".join(ENVIRONMENTS_METHOD))()
+            metadata = token_metadata(self._security.read_token())
+            call = channel.stream_stream("/" + "/".join(ENVIRONMENTS_METHOD))(metadata=metadata)
 
             async def write(data: bytes) -> None:
                 if call.done():  # reading says how it ended, and writing does not
                     await call.read()
                 await call.write(data)
 
-            await write(encode_greeting(self._greeting(self._security.read_token())))
+            await write(encode_greeting(self._greeting()))
             data = await call.read()
             if data is grpc.aio.EOF:
                 raise EOFError
@@ -500,6 +532,7 @@ def main(text: str) -> None:
     values = json.loads(text)
     line = SupervisorLine(values.pop("line"))
     config = GatewayConfig(**values)
+    be_killed_first()
     allow_descriptors(DESCRIPTORS_PER_STREAM * config.limits["max_streams"])
 
     async def run() -> None:

@@ -40,9 +40,16 @@ class Call:
         self._call = event.call
         self.peer: str = event.call.peer().decode()
         self.method: str = event.call_details.method.decode()
+        self.metadata = event.invocation_metadata
         self._has_started = False
         self._is_cancelled = False
         self.coroutine: Coroutine[Any, Any, None] | None = None
+
+    @property
+    def identity(self) -> dict[str, list[bytes]]:
+        """What TLS says of the other end."""
+        said = cygrpc.auth_context(self._call)
+        return {name.decode(): list(values) for name, values in said.items()}
 
     async def read(self) -> bytes:
         """The next message; `LinkLost` if the other end has left."""

@@ -11,16 +11,18 @@ from collections.abc import Callable
 
 from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Group
+from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.env_server import Groups
 from libtorchbeast.rpc.grpc_calls import Call, CallServer
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, LinkLost, StreamLink, Watched
-from libtorchbeast.rpc.handshake import Hello, Refused, check_token, status_text
+from libtorchbeast.rpc.handshake import Hello, Refused, status_text
 from libtorchbeast.rpc.limits import Admission, Limits, server_options
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
     decode_greeting,
     encode_failure,
     encode_hello,
+    token_in,
 )
 from libtorchbeast.rpc.security import Security
 
@@ -48,6 +50,7 @@ class StreamServer:
         self._limits = limits
         self._tick = tick
         self._admission = admission
+        self._check_caller = CallerCheck(security, is_learner_expected=True)
         self._streams: set[Watched] = set()
         self._is_stopped = False
         self.is_listening = threading.Event()
@@ -90,8 +93,7 @@ class StreamServer:
         try:
             if call.method != "/" + "/".join(ENVIRONMENTS_METHOD):
                 raise Refused("UNIMPLEMENTED", "This end serves Environments.Play of env.proto.")
-            with self._admission.stream(stream.peer):
-                await self._introduce_and_play(stream, call)
+            await self._introduce_and_play(stream, call)
         except Refused as error:
             return error.code, str(error)
         except BadAnswer as error:
@@ -108,11 +110,11 @@ class StreamServer:
 
     async def _introduce_and_play(self, stream: Watched, call: Call) -> None:
         stream.expect(INTRODUCE, self._limits.handshake_s)
-        with self._admission.unauthenticated(stream.peer):
+        self._check_caller(token_in(call.metadata), call.identity)
+        with self._admission.introduction(stream):
             greeting = decode_greeting(await call.read())
-            check_token(self._security.read_token(), greeting.token)
         stream.has_done(INTRODUCE)
-        with self._groups.new(greeting.knows_truncation) as group:
+        with self._admission.play(), self._groups.new(greeting.knows_truncation) as group:
             hello = self._introduce(group)
             await call.write(encode_hello(hello))
             link = StreamLink(hello, call.exchange, stream, ANSWER_S)

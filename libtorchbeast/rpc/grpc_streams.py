@@ -36,6 +36,7 @@ class Watched:
         self._cancel = cancel
         self.num_steps = 0
         self.is_authenticated = False
+        self.certified_name = ""  # in the other end's certificate
         self.ended_by: Refused | None = None
         self._deadlines: dict[str, float] = {}  # of what is expected
 

@@ -1,11 +1,13 @@
 """How much a gateway or a server takes on, and from whom."""
 
 import contextlib
+import ipaddress
 import time
+import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from libtorchbeast.rpc.handshake import Refused
 
@@ -20,6 +22,8 @@ class Limits:
     """Of one message."""
     max_streams: int = 1024
     """Open at once."""
+    max_introductions: int = 256
+    """Streams that have not introduced themselves; the newest take the place of the oldest."""
     connections_per_s: float = 200.0
     """New streams from one host, in the long run."""
     connections_at_once: int = 1024
@@ -41,47 +45,56 @@ class Limits:
                 raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}.")
 
 
+class Stream(Protocol):
+    """What must be known of a stream."""
+
+    peer: str
+    """As grpc names it."""
+
+    def end(self, why: Refused) -> None: ...
+
+
 class Admission:
-    """Who may open a stream: a rate for each host, places, and few for those without a token."""
+    """Who may open a stream, who may stay silent in one, and who may play."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._rate = ConnectionRate(limits)
-        self._most_unauthenticated = max(1, limits.max_streams // 2)
-        self._unauthenticated: Counter[str] = Counter()  # of each host
-        self._num_streams = 0
+        self._silent: dict[Stream, str] = {}  # their hosts; the oldest stream comes first
+        self._num_playing = 0
 
     @contextlib.contextmanager
-    def stream(self, peer: str) -> Iterator[None]:
-        """While a peer (as grpc names it) has a stream; `Refused` if it may have none now."""
-        if self._num_streams >= self._limits.max_streams:
+    def introduction(self, stream: Stream) -> Iterator[None]:
+        """Until it has introduced itself: apart from those who play, whose places it never takes.
+
+        If there are too many, the oldest of the host that has most of them is ended.
+        """
+        self._rate.take(stream.peer)
+        if len(self._silent) >= self._limits.max_introductions:
+            [(crowd, _)] = Counter(self._silent.values()).most_common(1)
+            oldest = next(other for other, host in self._silent.items() if host == crowd)
+            del self._silent[oldest]
+            text = "Too many have opened streams and said nothing; introduce yourself at once."
+            oldest.end(Refused("RESOURCE_EXHAUSTED", text))
+        self._silent[stream] = host_of(stream.peer)
+        try:
+            yield
+        finally:
+            self._silent.pop(stream, None)
+
+    @contextlib.contextmanager
+    def play(self) -> Iterator[None]:
+        """While a stream that has introduced itself plays; `Refused` if there is no place."""
+        if self._num_playing >= self._limits.max_streams:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
                 f"This end takes {self._limits.max_streams} streams, and all are in use.",
             )
-        self._rate.take(peer)
-        self._num_streams += 1
+        self._num_playing += 1
         try:
             yield
         finally:
-            self._num_streams -= 1
-
-    @contextlib.contextmanager
-    def unauthenticated(self, peer: str) -> Iterator[None]:
-        """Until it has introduced itself: nobody may take all places without a word."""
-        host = host_of(peer)
-        if self._unauthenticated[host] >= self._most_unauthenticated:
-            raise Refused(
-                "RESOURCE_EXHAUSTED",
-                f"{self._most_unauthenticated} streams from {host} have not introduced themselves; "
-                "wait.",
-            )
-        self._unauthenticated[host] += 1
-        try:
-            yield
-        finally:
-            self._unauthenticated[host] -= 1
-            self._unauthenticated += Counter()  # forget those with none
+            self._num_playing -= 1
 
 
 class ConnectionRate:
@@ -110,8 +123,18 @@ class ConnectionRate:
 
 
 def host_of(peer: str) -> str:
-    """The host of a peer, as grpc names it."""
-    return peer if peer.startswith("unix") else peer.rpartition(":")[0]
+    """The host of a peer, as grpc names it; of IPv6 the network, as a host has all of a /64."""
+    kind, _, rest = peer.partition(":")
+    if kind != "ipv6":
+        return peer if kind == "unix" else peer.rpartition(":")[0]
+    text = urllib.parse.unquote(rest).rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return peer.rpartition(":")[0]
+    if address.ipv4_mapped is not None:
+        return f"ipv4:{address.ipv4_mapped}"
+    return f"ipv6:{ipaddress.IPv6Network((address, 64), strict=False)}"
 
 
 def channel_options(limits: Limits) -> list[tuple[str, Any]]:
@@ -140,6 +163,8 @@ def _common_options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.http2.max_frame_size", 1 << 20),  # pieces of 16 KiB take both ends more time
+        # A message that is small on the wire must not be large in memory.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
         ("grpc.http2.ping_timeout_ms", keepalive_ms),  # of pings for other purposes

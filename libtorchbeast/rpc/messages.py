@@ -1,6 +1,6 @@
 """The handshake (handshake.py) to and from gRPC's wire, as messages of env.proto."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -24,16 +24,30 @@ from libtorchbeast.specs import ArraySpec, Bound
 
 LEARNER_METHOD = ("torchbeast.v1.Learner", "Play")
 ENVIRONMENTS_METHOD = ("torchbeast.v1.Environments", "Play")
+TOKEN_KEY, TOKEN_SCHEME = "authorization", "Bearer"
 MAX_HANDSHAKE_BYTES = 1 << 20
 MAX_NESTS = 1024
 MAX_DEPTH = 16
+
+
+def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """What a call carries before its first message."""
+    return ((TOKEN_KEY, f"{TOKEN_SCHEME} {token}"),) if token else ()
+
+
+def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The token that a call came with; empty if there is none."""
+    for key, value in metadata or ():
+        scheme, _, token = str(value).partition(" ")
+        if key == TOKEN_KEY and scheme.lower() == TOKEN_SCHEME.lower():
+            return token
+    return ""
 
 
 def encode_hello(hello: Hello) -> bytes:
     message = pb.Hello(
         version=VERSION,
         name=hello.name[:MAX_NAME],
-        token=hello.token,
         num_envs=hello.num_envs,
         observation=_nest_to_message(hello.spec.observation),
         action=_nest_to_message(hello.spec.action),
@@ -43,21 +57,13 @@ def encode_hello(hello: Hello) -> bytes:
     return pb.EnvironmentMessage(hello=message).SerializeToString()
 
 
-def decode_hello(
-    data: bytes,
-    max_row_bytes: int = 1 << 40,
-    check_token: Callable[[str], None] = lambda token: None,
-) -> Hello:
-    """Raises `Refused`.
-
-    Whoever has no token gets nothing done here: `check_token` is called before anything else.
-    """
+def decode_hello(data: bytes, max_row_bytes: int = 1 << 40) -> Hello:
+    """Raises `Refused`."""
     message = _parse_handshake(pb.EnvironmentMessage, data)
     kind = message.WhichOneof("message")
     if kind != "hello":
         raise invalid(f"The first message must be a Hello, got {kind or 'an empty one'}.")
     hello = message.hello
-    check_token(hello.token)
     check_version(hello.version)
     spec = Spec(
         _nest_from_message(hello.observation, "observation"),
@@ -68,7 +74,6 @@ def decode_hello(
             name=hello.name,
             num_envs=hello.num_envs,
             spec=spec,
-            token=hello.token,
             num_streams=max(1, hello.num_streams),
         ),
         hello.num_actions,
@@ -88,7 +93,6 @@ def encode_greeting(greeting: Greeting) -> bytes:
     message = pb.Greeting(
         version=VERSION,
         name=greeting.name,
-        token=greeting.token,
         knows_truncation=greeting.knows_truncation,
     )
     return pb.AgentMessage(greeting=message).SerializeToString()
@@ -101,7 +105,8 @@ def decode_greeting(data: bytes) -> Greeting:
         raise invalid(f"The first message must be a Greeting, got {kind or 'an empty one'}.")
     check_version(message.greeting.version)
     greeting = message.greeting
-    return Greeting(printable(greeting.name[:MAX_NAME]), greeting.token, greeting.knows_truncation)
+    name = printable(greeting.name[:MAX_NAME])
+    return Greeting(name, knows_truncation=greeting.knows_truncation)
 
 
 def encode_failure(text: str) -> bytes:

@@ -64,8 +64,10 @@ class Security:
             if not token:
                 raise ValueError(f"token_file must hold a secret, {self.token_file} is empty.")
             check_private(self.token_file, "token_file")
-        if len(token) > MAX_TOKEN:
-            raise ValueError(f"A token has at most {MAX_TOKEN} characters, got {len(token)}.")
+        if len(token) > MAX_TOKEN or not (token.isascii() and token.isprintable()):
+            raise ValueError(
+                f"A token is one line of at most {MAX_TOKEN} ASCII characters, got something else."
+            )
         return token
 
     def check_listening(self, address: str) -> None:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import grpc
 
 from libtorchbeast.rpc.address import listen_unix
-from libtorchbeast.rpc.messages import LEARNER_METHOD
+from libtorchbeast.rpc.messages import LEARNER_METHOD, token_metadata
 from libtorchbeast.rpc.security import Security
 from tests.helpers.remote import Learner, check_rollouts, client, learner
 from tests.helpers.threads import run_in_threads
@@ -122,3 +123,26 @@ def fake_local_learner(folder: Path, answers: list[bytes]) -> Iterator[str]:
             listener.close()
             for connection in connections:
                 connection.close()
+
+
+@contextlib.contextmanager
+def silent_streams(
+    address: str, number: int, method: tuple[str, str] = LEARNER_METHOD, token: str = ""
+) -> Iterator[list[Any]]:
+    """Calls in which nothing is said."""
+    silence: queue.SimpleQueue[None] = queue.SimpleQueue()
+    metadata = token_metadata(token)
+    path = "/" + "/".join(method)
+    with contextlib.ExitStack() as stack:
+        own = [("grpc.use_local_subchannel_pool", 1)]  # a connection each
+        channels = [stack.enter_context(grpc.insecure_channel(address, own)) for _ in range(number)]
+        calls = [
+            channel.stream_stream(path)(iter(silence.get, None), metadata=metadata)
+            for channel in channels
+        ]
+        try:
+            yield calls
+        finally:
+            for call in calls:
+                call.cancel()
+                silence.put(None)
