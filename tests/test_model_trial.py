@@ -1,0 +1,148 @@
+"""A model is tried before training; each mistake in it is one sentence."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from libtorchbeast.rows import ArraySpec, Spec
+from torchbeast.errors import UsageError
+from torchbeast.models import Agent
+from torchbeast.run.model_trial import try_model
+
+SPEC = Spec(ArraySpec("float32", (4,)))
+
+
+class Model(nn.Module):
+    """A right one with a memory; tests break it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.dropout = nn.Dropout(0.5)
+
+    def initial_state(self, batch_size):
+        return (torch.zeros(1, batch_size, 2),)
+
+    def forward(self, inputs, state):
+        (total,) = state
+        rows = []
+        for frame, done in zip(inputs["frame"], inputs["done"], strict=True):
+            total = self.reset(total, done) + self.dropout(self.linear(frame))
+            rows.append(total)
+        logits = torch.cat(rows)
+        output = {"policy_logits": logits, "baseline": logits[..., 0], "action": logits.argmax(-1)}
+        return self.answer(output, (total,))
+
+    def reset(self, total, done):
+        return total.masked_fill(done.view(1, -1, 1), 0.0)
+
+    def answer(self, output, state):
+        return output, state
+
+
+def broken(**methods):
+    return type("Broken", (Model,), methods)()
+
+
+def answering(change):
+    """A model whose output and state are changed before they are returned."""
+
+    def answer(self, output, state):
+        return change(output, state)
+
+    return broken(answer=answer)
+
+
+def with_output(**changes):
+    return answering(lambda output, state: ({**output, **changes}, state))
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_the_built_in_models_pass(use_lstm, caplog):
+    try_model(Agent((4,), 2, use_lstm, "mlp"), SPEC, 2)
+    assert not caplog.records
+
+
+def test_a_right_model_passes_and_stays_as_it_was(caplog):
+    model = Model()
+    before = torch.get_rng_state()
+    try_model(model, SPEC, 2)
+    assert not caplog.records
+    assert model.dropout.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def raise_in_forward(self, inputs, state):
+    return inputs["picture"], state
+
+
+MISTAKES = {
+    "`baseline` must be [T, B] = [2, 3], got [2, 3, 1]": answering(
+        lambda output, state: ({**output, "baseline": output["baseline"][..., None]}, state)
+    ),
+    "`policy_logits` must be [T, B, 2] = [2, 3, 2], got [2, 3, 1]": answering(
+        lambda output, state: ({**output, "policy_logits": output["policy_logits"][..., :1]}, state)
+    ),
+    "`action` must be [T, B] = [2, 3], got [3]": answering(
+        lambda output, state: ({**output, "action": output["action"][0]}, state)
+    ),
+    "`action` must be a tensor, got int": with_output(action=1),
+    "`baseline` must be finite": answering(
+        lambda output, state: ({**output, "baseline": output["baseline"] / 0}, state)
+    ),
+    "must have `baseline`": answering(
+        lambda output, state: ({k: v for k, v in output.items() if k != "baseline"}, state)
+    ),
+    "must return (output, state), got a dict with": answering(lambda output, state: output),
+    "must be a dict with `action`, `policy_logits` and `baseline`": answering(
+        lambda output, state: (output["baseline"], state)
+    ),
+    "must return a state of 1 tensors as `initial_state` does, got a tuple of 0": answering(
+        lambda output, state: (output, ())
+    ),
+    "state must stay float32[1, 3, 2], got float32[2, 3, 2]": answering(
+        lambda output, state: (output, (torch.cat([*state, *state]),))
+    ),
+    "state must stay float32[1, 3, 2], got float64[1, 3, 2]": answering(
+        lambda output, state: (output, (state[0].double(),))
+    ),
+    "`initial_state(batch_size=3)` must be [L, B, ...] with B = 3, got [3, 2]": broken(
+        initial_state=lambda self, batch_size: (torch.zeros(batch_size, 2),)
+    ),
+    "`initial_state` must return a tuple of tensors, got NoneType": broken(
+        initial_state=lambda self, batch_size: None
+    ),
+    "`forward` fails with KeyError: 'picture'": broken(forward=raise_in_forward),
+}
+
+
+@pytest.mark.parametrize("sentence", MISTAKES)
+def test_a_mistake_is_one_sentence(sentence):
+    with pytest.raises(UsageError) as caught:
+        try_model(MISTAKES[sentence], SPEC, 2)
+    text = str(caught.value)
+    assert sentence in text
+    assert "\n" not in text
+
+
+def test_the_sentence_says_where_a_model_fails():
+    with pytest.raises(UsageError, match=r"test_model_trial.py:\d+: return inputs\[.picture.\]"):
+        try_model(broken(forward=raise_in_forward), SPEC, 2)
+
+
+def test_memory_across_episodes_is_logged(caplog):
+    caplog.set_level(logging.WARNING)
+    try_model(broken(reset=lambda self, total, done: total), SPEC, 2)
+    assert "remembers across the end of an episode" in caplog.text
+
+
+def test_answers_that_depend_on_how_rows_are_cut_are_logged(caplog):
+    def forward(self, inputs, state):  # takes the memory at row 0 for all rows
+        logits = self.linear(inputs["frame"]) + state[0]
+        output = {"policy_logits": logits, "baseline": logits[..., 0], "action": logits.argmax(-1)}
+        return output, (logits[-1:],)
+
+    try_model(broken(forward=forward), SPEC, 2)
+    assert "otherwise to two rows at once" in caplog.text

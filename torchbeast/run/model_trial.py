@@ -1,0 +1,202 @@
+"""Tries a model once before training, so that a mistake in it is one sentence and not a traceback
+from inside the loss or a queue. Called by both beasts for every model."""
+
+import logging
+import traceback
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from libtorchbeast.rows import ArraySpec, Spec, describe
+from libtorchbeast.tree import leaves_of, map_tree
+from torchbeast.errors import UsageError
+from torchbeast.models.agent import as_output
+from torchbeast.runtime.actor_model import prepare_to_act
+
+logger = logging.getLogger("torchbeast")
+
+B = 3  # a batch size that is no other dimension by chance
+TOLERANCE = 1e-3
+
+
+def try_model(model: nn.Module, spec: Spec, num_params: int) -> None:
+    """UsageError if the model cannot be trained with such environments.
+
+    `num_params` is the number of `policy_logits`. What may be meant, but seldom is, is logged.
+    """
+    modes = {module: module.training for module in model.modules()}
+    random_state = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            _try(prepare_to_act(model), spec, num_params)
+    finally:
+        torch.set_rng_state(random_state)  # the seed's run is the same as without this trial
+        for module, training in modes.items():
+            module.training = training
+
+
+def _try(model: nn.Module, spec: Spec, num_params: int) -> None:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    state = _call("initial_state", model.initial_state, batch_size=B)
+    _check_state(state)
+    state = tuple(part.to(device) for part in state)
+    rows = map_tree(lambda x: torch.from_numpy(x).to(device), _random_rows(spec, 2))
+    rows["done"] = torch.tensor([[False] * B, [True] * B], device=device)  # an end in the middle
+
+    both, _ = _forward(model, rows, state, spec, num_params)
+    first, middle = _forward(model, _row(rows, 0), state, spec, num_params)
+    second, _ = _forward(model, _row(rows, 1), middle, spec, num_params)
+    fresh, _ = _forward(model, _row(rows, 1), state, spec, num_params)
+    one_by_one = torch.cat([first["policy_logits"], second["policy_logits"]])
+    if not _alike(both["policy_logits"], one_by_one):
+        logger.warning(
+            "The model answers otherwise to two rows at once than to one after the other: the "
+            "learner will not see what the actors did; look at how `forward` handles time and "
+            "`done`."
+        )
+    elif state and not _alike(second["policy_logits"], fresh["policy_logits"]):
+        logger.warning(
+            "The model remembers across the end of an episode; zero its state where `done` is set, "
+            "unless that is meant."
+        )
+
+
+def _forward(
+    model: nn.Module, rows: dict[str, Any], state: tuple[Tensor, ...], spec: Spec, num_params: int
+) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+    T = len(rows["done"])
+    answer = _call("forward", model, dict(rows), tuple(part.clone() for part in state))
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise UsageError(
+            f"The model's `forward` must return (output, state), got {_kind(answer)}; a model "
+            "without memory returns (output, ())."
+        )
+    output, new_state = answer
+    try:
+        output = as_output(output)
+    except (TypeError, ValueError):
+        raise UsageError(
+            "The model's output must be a dict with `action`, `policy_logits` and `baseline`, or a "
+            f"tuple of these three, got {_kind(output)}."
+        ) from None
+    shapes = {"policy_logits": (num_params,), "baseline": ()}
+    for name in ("action", *shapes):
+        if name not in output:
+            raise UsageError(f"The model's output must have `{name}`, got {sorted(output)}.")
+    for name, rest in shapes.items():
+        _check_shape(f"`{name}`", output[name], T, rest)
+        if not output[name].isfinite().all():
+            raise UsageError(f"The model's `{name}` must be finite, got nan or inf in it.")
+    _check_action(output["action"], T, spec)
+    _check_same_state(state, new_state)
+    return output, new_state
+
+
+def _check_shape(what: str, tensor: Any, T: int, rest: tuple[int, ...]) -> None:
+    expected = [T, B, *rest]
+    if not isinstance(tensor, Tensor):
+        raise UsageError(f"The model's {what} must be a tensor, got {_kind(tensor)}.")
+    if list(tensor.shape) != expected:
+        names = ", ".join(["T", "B", *(str(n) for n in rest)])
+        raise UsageError(
+            f"The model's {what} must be [{names}] = {expected}, got {list(tensor.shape)}."
+        )
+
+
+def _check_action(action: Any, T: int, spec: Spec) -> None:
+    expected, found = dict(leaves_of(spec.action)), dict(leaves_of(action))
+    if expected.keys() != found.keys():
+        raise UsageError(
+            f"The model's `action` must be nested as the action space, {describe(spec.action)}, "
+            f"got {_kind(action)}."
+        )
+    for name, leaf in found.items():
+        _check_shape(f"`action/{name}`" if name else "`action`", leaf, T, expected[name].shape)
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, (tuple, list)) or not all(isinstance(s, Tensor) for s in state):
+        raise UsageError(
+            f"The model's `initial_state` must return a tuple of tensors, got {_kind(state)}; "
+            "one without memory returns ()."
+        )
+    for i, part in enumerate(state):
+        if part.dim() < 2 or part.shape[1] != B:
+            raise UsageError(
+                f"Part {i} of the model's `initial_state(batch_size={B})` must be [L, B, ...] with "
+                f"B = {B}, got {list(part.shape)}."
+            )
+
+
+def _check_same_state(state: tuple[Tensor, ...], new_state: Any) -> None:
+    if not isinstance(new_state, (tuple, list)) or len(new_state) != len(state):
+        raise UsageError(
+            f"The model's `forward` must return a state of {len(state)} tensors as "
+            f"`initial_state` does, got {_kind(new_state)}."
+        )
+    for i, (before, after) in enumerate(zip(state, new_state, strict=True)):
+        expected, found = _tensor_kind(before), _tensor_kind(after)
+        if expected != found:
+            raise UsageError(
+                f"Part {i} of the model's state must stay {expected}, got {found} from `forward`."
+            )
+
+
+def _call(name: str, function: Any, *args: Any, **options: Any) -> Any:
+    """Whatever a user's model raises, as one sentence with the place."""
+    try:
+        return function(*args, **options)
+    except UsageError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        for candidate in traceback.extract_tb(error.__traceback__):
+            if "site-packages" not in candidate.filename:
+                frame = candidate
+        text = str(error).strip().splitlines()
+        logger.debug("The model's `%s` failed.", name, exc_info=True)
+        raise UsageError(
+            f"The model's `{name}` fails with {type(error).__name__}: {text[0] if text else ''} "
+            f"({frame.filename}:{frame.lineno}: {frame.line})."
+        ) from error
+
+
+def _random_rows(spec: Spec, T: int) -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+
+    def draw(leaf: ArraySpec) -> np.ndarray:
+        numbers = generator.uniform(0.0, 1.0, (T, B, *leaf.shape))
+        if leaf.dtype == "uint8":
+            numbers = 255 * numbers
+        return numbers.astype(leaf.dtype)
+
+    rows = map_tree(draw, spec.row)
+    rows["truncated"][:] = False
+    return rows
+
+
+def _row(rows: dict[str, Any], t: int) -> dict[str, Any]:
+    return map_tree(lambda x: x[t : t + 1], rows)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.allclose(a.float(), b.float(), rtol=TOLERANCE, atol=TOLERANCE))
+
+
+def _tensor_kind(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return _kind(value)
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _kind(value: Any) -> str:
+    """What a value is, for people."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, dict):
+        return f"a dict with {sorted(map(str, value))}"
+    return f"{type(value).__name__}"
