@@ -27,14 +27,14 @@ from libtorchbeast.rows import Environments, EpisodeCounter, Row, Spec, as_first
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import (
     INT64,
-    add_offsets,
+    agents_action,
     count_actions,
     describe,
-    has_offsets,
+    environments_action,
     spec_of,
     spec_or,
+    takes_as_given,
     with_bounds,
-    zero_based,
 )
 from libtorchbeast.tree import map_tree
 
@@ -238,8 +238,8 @@ class SyncEnvs:
         self.envs = _make_all(make_env, num_envs)
         self.observation_spec = spec_or(None, getattr(self.envs[0], "observation_space", None))
         self._taken_action = spec_or(INT64, getattr(self.envs[0], "action_space", None))
-        self.action_spec: Any = zero_based(self._taken_action)
-        self._has_offsets = has_offsets(self._taken_action)
+        self.action_spec: Any = agents_action(self._taken_action)
+        self._takes_as_given = takes_as_given(self._taken_action)
         self._takes_numbers = count_actions(self.action_spec) > 0
         self._counter = EpisodeCounter(num_envs, self.action_spec)
         self._hit_time_limit = [False] * num_envs
@@ -329,9 +329,9 @@ class SyncEnvs:
         return None if self._seed is None else derive_seed(self._seed, *path)
 
     def _split(self, actions: Any) -> list[Any]:
-        """The action of each environment, as its own space counts them."""
-        if self._has_offsets:
-            actions = add_offsets(self._taken_action, actions)
+        """The action of each environment, as its own space has them."""
+        if not self._takes_as_given:
+            actions = environments_action(self._taken_action, actions)
         if not self._takes_numbers:
             return [self._pick(actions, i) for i in range(self.num_envs)]
         if len(actions) != self.num_envs:

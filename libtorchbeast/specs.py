@@ -17,6 +17,10 @@ Bound = float | tuple[float, ...] | None
 MAX_BOUNDS = 128  # of larger arrays only the smallest and the largest bound are kept
 
 
+ACTION_MASK = "action_mask"
+"""The part of a dict observation that says which actions are possible: 1, or else 0."""
+
+
 class UnknownSpace(ValueError):
     """A space that no arrays of one shape stand for."""
 
@@ -135,16 +139,17 @@ def with_bounds(spec: Any, declared: Any) -> Any:
         return spec  # a space of another structure says nothing about these arrays
 
 
-def zero_based(spec: Any) -> Any:
-    """The same with categories from 0 on, as agents count them."""
+def agents_action(spec: Any) -> Any:
+    """An environment's action as agents give it: categories from 0 on, floats of 32 bits."""
 
-    def shift(leaf: ArraySpec) -> ArraySpec:
-        if not leaf.num_categories:
-            return leaf
-        last = np.reshape(leaf.num_categories, leaf.shape) - 1
-        return replace(leaf, low=0, high=_exact(last))
+    def convert(leaf: ArraySpec) -> ArraySpec:
+        if leaf.num_categories:
+            last = np.reshape(leaf.num_categories, leaf.shape) - 1
+            return replace(leaf, low=0, high=_exact(last))
+        is_float = np.issubdtype(leaf.dtype, np.floating)
+        return replace(leaf, dtype="float32") if is_float else leaf
 
-    return map_tree(shift, spec)
+    return map_tree(convert, spec)
 
 
 def has_offsets(spec: Any) -> bool:
@@ -152,14 +157,28 @@ def has_offsets(spec: Any) -> bool:
     return any(leaf.num_categories and np.any(leaf.bounds[0]) for _, leaf in leaves_of(spec))
 
 
-def add_offsets(spec: Any, actions: Any) -> Any:
-    """Actions as agents count them, [K, ...], to those of an environment with this spec."""
+def takes_as_given(spec: Any) -> bool:
+    """Whether agents' actions need no `environments_action` on their way to the environment."""
+    has_floats = any(np.issubdtype(leaf.dtype, np.floating) for _, leaf in leaves_of(spec))
+    return not has_floats and not has_offsets(spec)
 
-    def shift(leaf: ArraySpec, action: Any) -> Any:
+
+def environments_action(spec: Any, actions: Any) -> Any:
+    """Actions as agents give them, [K, ...], as an environment with this spec takes them.
+
+    Floats are clipped to the bounds: what an agent draws may lie outside.
+    """
+
+    def convert(leaf: ArraySpec, action: Any) -> Any:
         action = np.asarray(action)
-        return action + leaf.bounds[0].astype(leaf.dtype) if leaf.num_categories else action
+        low, high = leaf.bounds
+        if leaf.num_categories:
+            return action + low.astype(leaf.dtype)
+        if np.issubdtype(leaf.dtype, np.floating):
+            return np.clip(action, low, high).astype(leaf.dtype)
+        return action
 
-    return map_tree(shift, spec, actions)
+    return map_tree(convert, spec, actions)
 
 
 def _exact(values: Any) -> Bound:
@@ -176,6 +195,17 @@ def _bound(values: Any, widest: Any) -> Bound:
 
 
 # --------------------------------------------------------------------------------- trees of specs
+
+
+def split_mask(observation: Any) -> tuple[Any, Any]:
+    """An observation, or its spec, without the mask of actions; and the mask, None without one.
+
+    What is left of a dict with one other part is that part.
+    """
+    if not isinstance(observation, dict) or ACTION_MASK not in observation:
+        return observation, None
+    rest = {key: part for key, part in observation.items() if key != ACTION_MASK}
+    return next(iter(rest.values())) if len(rest) == 1 else rest, observation[ACTION_MASK]
 
 
 def describe(spec: Any) -> str:

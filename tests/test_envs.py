@@ -12,7 +12,6 @@ from torchbeast.envs import EnvOptions, look_at, make_envs
 from torchbeast.envs.atari import AtariEnvs, Game
 from torchbeast.envs.vector import VectorEnvs
 from torchbeast.errors import UsageError
-from torchbeast.models import make_model
 
 
 class Counting(gymnasium.Env):
@@ -373,11 +372,6 @@ def test_sticky_actions_change_the_game():
 
     assert np.array_equal(frames(0.0), frames(None))  # a -v4 id has none
     assert not np.array_equal(frames(0.0), frames(0.5))
-
-
-def test_continuous_actions_get_one_sentence():
-    with pytest.raises(UsageError, match="must be Discrete"):
-        make_model("auto", look_at(EnvOptions("Pendulum-v1")), use_lstm=False)
 
 
 def test_a_factory_that_takes_num_envs_makes_a_vector(tmp_path, monkeypatch):

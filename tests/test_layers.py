@@ -40,14 +40,8 @@ ALLOWED = {
     "libtorchbeast": {"nest", "torch"},
     "torchbeast/errors.py": set(),
     "torchbeast/envs": {"torchbeast.errors", *PURE},
-    "torchbeast/models": {"torchbeast.errors", "torch", *PURE},
-    "torchbeast/core": {
-        "torchbeast.errors",
-        "torchbeast.envs",
-        "torchbeast.models",
-        "torch",
-        *PURE,
-    },
+    "torchbeast/core": {"torchbeast.errors", "torchbeast.envs", "torch", *PURE},
+    "torchbeast/models": {"torchbeast.errors", "torchbeast.core", "torch", *PURE},
     "torchbeast/runtime": {"torchbeast.envs", "torchbeast.core", "torch", *PURE},
     "torchbeast/report": {"torchbeast.errors", "torchbeast.core", "torchbeast.runtime", "torch"},
     "torchbeast/run": {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from libtorchbeast.rows import Spec
-from libtorchbeast.specs import ArraySpec, discrete
+from libtorchbeast.specs import ArraySpec
 from tests.helpers.specs import spec_for
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent, make_model
@@ -141,7 +141,7 @@ def test_actions_are_drawn_in_training_and_greedy_in_eval():
 def test_wrong_models_get_one_sentence():
     with pytest.raises(UsageError, match="two or three dimensions"):
         make_model("deep", spec_for((7,), 2), False)
-    with pytest.raises(UsageError, match="one array as observation"):
-        make_model("mlp", Spec({"image": ArraySpec("uint8", (4, 84, 84))}, discrete(2)), False)
+    with pytest.raises(UsageError, match="must say how many there are"):
+        make_model("mlp", Spec(ArraySpec("float32", (7,))), False)
     with pytest.raises(UsageError, match="cannot be imported"):
         make_model("no.such:Model", spec_for((7,), 2), False)

@@ -12,8 +12,9 @@ from tests.helpers.specs import spec_for
 from torchbeast.core import losses
 from torchbeast.core.learner import Learner, compute_loss
 from torchbeast.core.reward_scale import RewardScale
+from torchbeast.core.running_moments import RunningMoments
 from torchbeast.models import make_model
-from torchbeast.models.normalization import NormalizedObservations, RunningMoments
+from torchbeast.models.normalization import NormalizedObservations
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import ActorModel
 from torchbeast.runtime.shared_weights import SharedWeights
@@ -238,7 +239,7 @@ def test_the_loss_is_that_of_clipped_and_scaled_rewards():
     clipped = losses.clip_reward(batch["reward"], "soft_asymmetric")
     returns = slow_returns([{**batch, "reward": clipped}])
     by_hand = {**batch, "reward": (clipped / returns.std()).clamp(-10, 10)}
-    other.model.observe(batch["frame"], torch.ones(T, B, dtype=torch.bool))
+    other.model.observe_frames(batch["frame"], torch.ones(T, B, dtype=torch.bool))
     plain = dataclasses.replace(flags, reward_clipping="none")
     expected, _ = compute_loss(other.model, by_hand, (), plain)
     learner.step(batch, ())

@@ -11,16 +11,16 @@ from libtorchbeast.specs import (
     INT64,
     ArraySpec,
     UnknownSpace,
-    add_offsets,
+    agents_action,
     canonical,
     count_actions,
     discrete,
+    environments_action,
     has_offsets,
     spec_of,
     spec_of_space,
     spec_or,
     with_bounds,
-    zero_based,
 )
 
 CART_POLE = np.array([4.8, np.inf, 0.42, np.inf], np.float32)
@@ -111,14 +111,14 @@ def test_actions_are_counted_from_0_and_shifted_where_they_are_taken():
         }
     )
     taken = spec_of_space(space)
-    shown = zero_based(taken)
+    shown = agents_action(taken)
     assert has_offsets(taken)
     assert not has_offsets(shown)
     assert shown["move"] == discrete(3)
     assert shown["grid"] == ArraySpec("int64", (2,), 0, (1, 2), True)
     aim = np.array([[0.5], [0.25]], np.float32)
     actions = {"move": np.array([0, 2]), "grid": np.array([[0, 0], [1, 2]]), "aim": aim}
-    shifted = add_offsets(taken, actions)
+    shifted = environments_action(taken, actions)
     assert shifted["move"].tolist() == [-1, 1]
     assert shifted["grid"].tolist() == [[10, 20], [11, 22]]
     assert shifted["aim"].tolist() == aim.tolist()

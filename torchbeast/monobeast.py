@@ -42,8 +42,9 @@ from torchbeast.core.file_writer import new_xpid
 from torchbeast.core.learner import Batch, Learner
 from torchbeast.envs import make_envs
 from torchbeast.errors import UsageError
-from torchbeast.models import AgentState, as_output, build_model
+from torchbeast.models import AgentState, as_output, build_distribution, build_model
 from torchbeast.report import log_to_terminal
+from torchbeast.run.build import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores
@@ -126,6 +127,7 @@ class Rollouts:
 
     def __init__(self, flags: Flags, spec: Spec, model: nn.Module) -> None:
         S, T = flags.num_slots, flags.unroll_length
+        num_params = build_distribution(flags, spec).num_params
 
         def shared(rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
             return TensorSpec((S, rows, *shape), dtype)
@@ -135,8 +137,8 @@ class Rollouts:
 
         specs = {
             "rows": map_tree(of_rows, spec.row),
-            "action": shared(T, (), torch.int64),
-            "policy_logits": shared(T, (spec.num_actions,), torch.float32),
+            "action": map_tree(lambda a: shared(T, a.shape, getattr(torch, a.dtype)), spec.action),
+            "policy_logits": shared(T, (num_params,), torch.float32),
             # Of each part [L, B, ...] of the agent's memory: [num_slots, L, ...].
             "states": tuple(
                 shared(s.shape[0], s.shape[2:], s.dtype) for s in initial_state(model, 1)
@@ -164,6 +166,15 @@ class Rollouts:
 
         map_tree(put, self.rows, row)
 
+    def store_output(self, action: Any, policy_logits: Tensor, slots: Tensor, t: int) -> None:
+        """Write what the agent said at that row."""
+
+        def put(shared: Tensor, value: Tensor) -> None:
+            shared[slots, t] = value.to(shared.dtype)  # models may have any kind of integers
+
+        map_tree(put, self.action, action)
+        put(self.policy_logits, policy_logits)
+
     def collect(self, filled: list[Filled], device: torch.device) -> tuple[Batch, AgentState]:
         """Copy these slots to a batch [T+1, B, ...] on the device."""
         slots = torch.tensor([f.slot for f in filled])
@@ -176,7 +187,7 @@ class Rollouts:
             return out.to(device, non_blocking=True)
 
         batch = map_tree(batch_of, self.rows)
-        batch["action"] = batch_of(self.action)
+        batch["action"] = map_tree(batch_of, self.action)
         batch["policy_logits"] = batch_of(self.policy_logits)
         batch["version"] = torch.tensor([f.version for f in filled], device=device)
         batch["source"] = torch.tensor([f.source for f in filled], device=device)
@@ -227,10 +238,9 @@ def fill_rollouts(
             inputs = map_tree(lambda x: torch.from_numpy(x).unsqueeze(0), row)  # [T=1, E, ...]
             output, state = model(inputs, state)
             output = as_output(output)
-            action = output["action"][0].long()  # models may have any kind of integers
-            rollouts.action[index, t] = action
-            rollouts.policy_logits[index, t] = output["policy_logits"][0].float()
-            row = envs.step(action.numpy())
+            action = map_tree(lambda x: x[0], output["action"])
+            rollouts.store_output(action, output["policy_logits"][0], index, t)
+            row = envs.step(map_tree(lambda x: x.numpy(), action))
             shared.num_steps.tensors[actor_id] += 1
         rollouts.store(row, index, flags.unroll_length)  # and again as row 0 of the next rollout
         pipe.send((slots, version, envs.take_info()))
@@ -389,8 +399,7 @@ def train(flags: Flags) -> int:
             envs = make_group(flags, num_envs=1, seed=flags.seed)
         spec = envs.spec
         envs.close()
-        model = build_model(flags, spec)
-        learner = Learner(model, flags, flags.learner_device)
+        learner = build_learner(flags, spec, flags.learner_device)
         shared = Shared(
             Rollouts(flags, spec, learner.model),
             SharedWeights(learner.model),

@@ -42,6 +42,7 @@ from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
 from torchbeast.models.net import Net
 from torchbeast.report import log_to_terminal
+from torchbeast.run.build import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.env_sources import RemoteEnvironments, Source
 from torchbeast.run.evaluate import evaluate
@@ -245,7 +246,7 @@ def as_answer(output: Any, version: int, as_dict: bool) -> Any:
         return output if is_tuple else tuple(output[name] for name in OUTPUT_FIELDS)
     output = as_output(output)
     answer = {name: output[name] for name in OUTPUT_FIELDS}
-    return {**answer, "version": torch.full(answer["action"].shape[:2], version)}
+    return {**answer, "version": torch.full(answer["baseline"].shape, version)}
 
 
 @contextmanager
@@ -312,7 +313,7 @@ def as_batch(rows: Any, outputs: Any) -> Batch:
     if not isinstance(outputs, dict):
         outputs = dict(zip(OUTPUT_FIELDS, outputs, strict=False))
     batch: Batch = as_row(rows)  # with their `source`, if they are ours
-    batch["action"] = outputs["action"][1:].long()
+    batch["action"] = nest.map(lambda x: x[1:], outputs["action"])
     batch["policy_logits"] = outputs["policy_logits"][1:]
     if "version" in outputs:
         batch["version"] = outputs["version"][1:]
@@ -372,8 +373,8 @@ def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open
             if flags.env == REMOTE:
                 flags = with_recipe(flags, source.spec)
             warn_of_lag(flags, source)
-            model = build_model(flags, source.spec)
-            learner = Learner(model, flags, flags.find_device(flags.learner_device))
+            device = flags.find_device(flags.learner_device)
+            learner = build_learner(flags, source.spec, device)
             return run_training(
                 flags, learner, lambda run: act_and_learn(flags, learner, source, run), stop
             )

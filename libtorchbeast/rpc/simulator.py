@@ -42,12 +42,12 @@ from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
 from libtorchbeast.specs import (
     INT64,
-    add_offsets,
+    agents_action,
     discrete,
+    environments_action,
     spec_of,
     spec_or,
     with_bounds,
-    zero_based,
 )
 from libtorchbeast.supervisor import BackOff
 from libtorchbeast.tree import map_tree
@@ -84,7 +84,7 @@ class Actor:
         if action_spec is None:
             action_spec = discrete(num_actions) if num_actions else INT64
         self._taken_action = spec_or(action_spec, action_space)
-        self._action_spec = zero_based(self._taken_action)
+        self._action_spec = agents_action(self._taken_action)
         self._check = ActionCheck(self._action_spec)
         self._name = name
         self._reconnect_s = reconnect_s
@@ -195,7 +195,7 @@ class Actor:
         actions = self._line.show(row, info)
         self._check(actions)
         self._last_action = nest.map(np.copy, actions)
-        return nest.map(_plain, add_offsets(self._taken_action, actions))
+        return nest.map(_plain, environments_action(self._taken_action, actions))
 
 
 class LaneLine:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from libtorchbeast.specs import ArraySpec, describe
 from libtorchbeast.tree import leaves_of, map_tree
 
 IMPOSSIBLE = -1e9
@@ -51,6 +52,41 @@ class Distribution(Protocol):
         """The parameters under which only what is `allowed` can happen."""
 
 
+def make_distribution(action: Any, squash: bool = False) -> Distribution:
+    """The family for an action that is like this spec, or tree of specs.
+
+    `squash` is for Boxes with bounds: draws go through tanh, and are never outside.
+    """
+    if isinstance(action, ArraySpec):
+        return _for_array(action, squash)
+    parts = map_tree(lambda leaf: _for_array(leaf, squash), action)
+    if not list(leaves_of(parts)):
+        raise ValueError(f"An action must have a part to choose, got {describe(action)}.")
+    return Joint(parts)
+
+
+def _for_array(action: ArraySpec, squash: bool) -> Distribution:
+    counts = action.num_categories
+    if counts and not action.shape:
+        return Categorical(counts[0])
+    if counts and action.dtype == "int8" and set(counts) == {2}:  # MultiBinary
+        return Bernoulli(action.shape)
+    if counts:
+        return MultiCategorical(counts, action.shape)
+    if np.issubdtype(action.dtype, np.floating):
+        return (SquashedGaussian if squash else Gaussian)(*action.bounds)
+    low, high = action.bounds
+    if np.issubdtype(action.dtype, np.integer) and np.isfinite(high - low).all():
+        raise ValueError(
+            f"Whole numbers in a Box are not supported as actions, got {action} from {low.min():g} "
+            f"to {high.max():g}; wrap the environment so that its action_space is MultiDiscrete."
+        )
+    raise ValueError(
+        f"Actions must say how many there are, or be floats, got {action}; see Gymnasium's "
+        "Discrete, MultiDiscrete, MultiBinary and Box."
+    )
+
+
 class Categorical:
     """One of `n` actions."""
 
@@ -58,7 +94,8 @@ class Categorical:
         self.num_params = n
 
     def sample(self, params: Tensor) -> Tensor:
-        probabilities = F.softmax(params.detach(), dim=-1)
+        # Also for numbers that are not finite, which the learner finds out about.
+        probabilities = F.softmax(params.detach().nan_to_num(), dim=-1)
         drawn = torch.multinomial(probabilities.flatten(0, -2), num_samples=1)
         return drawn.view(params.shape[:-1])
 
@@ -124,7 +161,7 @@ class Bernoulli:
         self.num_params = math.prod(shape)
 
     def sample(self, params: Tensor) -> Tensor:
-        return self._as_bits(torch.bernoulli(torch.sigmoid(params.detach())))
+        return self._as_bits(torch.bernoulli(torch.sigmoid(params.detach().nan_to_num())))
 
     def mode(self, params: Tensor) -> Tensor:
         return self._as_bits(params > 0)
@@ -166,7 +203,7 @@ class Gaussian:
         self._scale = torch.from_numpy(scale.astype(np.float32).reshape(-1))
 
     def sample(self, params: Tensor) -> Tensor:
-        mean, log_std = self._mean_and_log_std(params.detach())
+        mean, log_std = self._mean_and_log_std(params.detach().nan_to_num())
         return self._to_action(torch.normal(mean, log_std.exp()))
 
     def mode(self, params: Tensor) -> Tensor:

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from libtorchbeast.supervisor import RepeatFilter
+from libtorchbeast.tree import map_tree
 from torchbeast.core import losses, vtrace
+from torchbeast.core.distributions import Categorical, Distribution
 from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
 from torchbeast.core.optimizers import load_optimizer, make_optimizer
+from torchbeast.core.output import as_output
 from torchbeast.core.reward_scale import RewardScale
 from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
-from torchbeast.models import NormalizedObservations, as_output
 
 Batch = dict[str, Any]
 """Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
@@ -52,8 +54,10 @@ class Learner:
         wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
         lock: "threading.Lock | None" = None,
         stats: RunningStats | None = None,
+        distribution: Distribution | None = None,
     ) -> None:
-        """`lock` and `stats` may be shared with other learners of the same model."""
+        """`lock` and `stats` may be shared with other learners of the same model; `distribution` is
+        what `policy_logits` are the parameters of, None: a softmax policy's."""
         self.model = model.to(device)
         if flags.compile:
             self.model.compile()
@@ -63,6 +67,7 @@ class Learner:
         self.lock = lock or threading.Lock()
         self.finished = threading.Event()
         self.stats = stats or RunningStats()
+        self.distribution = distribution
         self.name_source: Callable[[int], str] = "environment {}".format
         """The environment behind a number in a batch's `source`, for people."""
         self._skipped_in_a_row = 0
@@ -136,12 +141,15 @@ class Learner:
         """The gradient of a batch, clipped; returns what to report about it."""
         truncated = batch["truncated"][1:]
         rewards = clip_rewards(batch, self.flags)
-        if isinstance(self.model, NormalizedObservations):
-            self.model.observe(batch["frame"], ~truncated)
+        observe_frames = getattr(self.model, "observe_frames", None)
+        if observe_frames is not None:  # it keeps statistics of them
+            observe_frames(batch["frame"], ~truncated)
         if self._reward_scale is not None:
             self._reward_scale.observe(rewards, batch)
             rewards = self._reward_scale.scale(rewards)
-        loss, metrics = compute_loss(self._wrapped, batch, initial_state, self.flags, rewards)
+        loss, metrics = compute_loss(
+            self._wrapped, batch, initial_state, self.flags, rewards, self.distribution
+        )
         metrics["policy_lag"] = lag.masked_fill(truncated, 0).sum() / (~truncated).sum()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -156,7 +164,9 @@ class Learner:
         """Log and count the rollouts whose gradient is not finite."""
 
         def loss_of(batch: Batch, initial_state: tuple[Tensor, ...]) -> Tensor:
-            return compute_loss(self.model, batch, initial_state, self.flags)[0]
+            return compute_loss(
+                self.model, batch, initial_state, self.flags, distribution=self.distribution
+            )[0]
 
         culprits = find_nonfinite(self.model, loss_of, batch, initial_state)
         self.stats.count("nonfinite_rollouts", len(culprits))
@@ -264,10 +274,12 @@ def compute_loss(
     initial_state: tuple[Tensor, ...],
     flags: Settings,
     rewards: Tensor | None = None,
+    distribution: Distribution | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it.
 
-    `rewards` [T, B] are those to learn from; None: the batch's, clipped.
+    `rewards` [T, B] are those to learn from; None: the batch's, clipped. `distribution` is what the
+    logits are the parameters of; None: a softmax policy's.
     """
     with autocast(batch["done"].device, flags.autocast):
         output, _ = model(batch, initial_state)
@@ -280,12 +292,13 @@ def compute_loss(
     discounts = flags.discounting * (~batch["done"][1:]).float()
     mask = ~batch["truncated"][1:]
     logits, values = output["policy_logits"][:T], output["baseline"][:T]
-    actions = batch["action"][:T]
+    actions = map_tree(lambda x: x[:T], batch["action"])
 
-    targets = vtrace.from_logits(
-        behavior_policy_logits=batch["policy_logits"][:T],
-        target_policy_logits=logits,
-        actions=actions,
+    distribution = distribution or Categorical(logits.shape[-1])
+    log_probs = distribution.log_prob(logits, actions)
+    log_rhos = log_probs.detach() - distribution.log_prob(batch["policy_logits"][:T], actions)
+    targets = vtrace.from_importance_weights(
+        log_rhos=log_rhos,
         discounts=discounts,
         rewards=rewards,
         values=values,
@@ -296,13 +309,14 @@ def compute_loss(
         lambda_=flags.vtrace_lambda,
         mask=mask,
     )
-    pg_loss = losses.compute_policy_gradient_loss(logits, actions, targets.pg_advantages)
+    pg_loss = -(log_probs * targets.pg_advantages).sum()
     baseline_loss = flags.baseline_cost * losses.compute_baseline_loss(targets.vs - values)
-    entropy_loss = flags.entropy_cost * losses.compute_entropy_loss(logits, mask)
+    entropy = distribution.entropy(logits).masked_fill(~mask, 0.0)
+    entropy_loss = -flags.entropy_cost * entropy.sum()
     auxiliary_losses = losses.sum_auxiliary(auxiliary, mask)
     total_loss = pg_loss + baseline_loss + entropy_loss + sum(auxiliary_losses.values())
 
-    clipped = targets.log_rhos[mask] > math.log(flags.clip_rho_threshold)
+    clipped = log_rhos[mask] > math.log(flags.clip_rho_threshold)
     metrics = {
         "total_loss": total_loss,
         "pg_loss": pg_loss,

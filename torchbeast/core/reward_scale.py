@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.running_moments import MAX_NORMALIZED, RunningMoments
 from torchbeast.core.vtrace import suffix_scan
-from torchbeast.models.normalization import MAX_NORMALIZED, RunningMoments
 
 MAX_ENVIRONMENTS = 100_000  # whose return is kept; environments from elsewhere come and go
 

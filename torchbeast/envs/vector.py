@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from libtorchbeast.episode_info import InfoSums, add_info, info_of
 from libtorchbeast.rows import EpisodeCounter, Row
 from libtorchbeast.seeding import derive_seed
-from libtorchbeast.specs import add_offsets, has_offsets, spec_of_space, zero_based
+from libtorchbeast.specs import agents_action, environments_action, spec_of_space
 from libtorchbeast.tree import map_tree
 from torchbeast.envs.spaces import observe
 from torchbeast.errors import UsageError
@@ -37,8 +37,7 @@ class VectorEnvs:
         self.num_envs = env.num_envs
         self.observation_spec = spec_of_space(env.single_observation_space)
         self._taken_action = spec_of_space(env.single_action_space)
-        self.action_spec: Any = zero_based(self._taken_action)
-        self._has_offsets = has_offsets(self._taken_action)
+        self.action_spec: Any = agents_action(self._taken_action)
         self._env = env
         self._seed = seed
         self._counter = EpisodeCounter(env.num_envs, self.action_spec)
@@ -53,7 +52,7 @@ class VectorEnvs:
         return self._counter.first_row(_copy(frame))
 
     def step(self, actions: Any) -> Row:
-        moves = add_offsets(self._taken_action, actions) if self._has_offsets else actions
+        moves = environments_action(self._taken_action, actions)
         extra = self._extra
         if self._mode is AutoresetMode.DISABLED and extra.any():
             self._reset(extra)  # or it may not be stepped; this episode is given up below

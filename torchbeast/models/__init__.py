@@ -1,7 +1,8 @@
 """Agents: an encoder of the frame, an optional LSTM, heads for policy and baseline."""
 
-from torchbeast.models.agent import Agent, AgentOutput, AgentState, as_output
-from torchbeast.models.factory import build_model, check_model, make_model
+from torchbeast.core.output import AgentOutput, AgentState, as_output
+from torchbeast.models.agent import Agent
+from torchbeast.models.factory import build_distribution, build_model, check_model, make_model
 from torchbeast.models.normalization import NormalizedObservations
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "AgentState",
     "NormalizedObservations",
     "as_output",
+    "build_distribution",
     "build_model",
     "check_model",
     "make_model",

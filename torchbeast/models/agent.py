@@ -7,25 +7,14 @@ import itertools
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libtorchbeast.specs import ArraySpec
-from torchbeast.models.encoders import ENCODERS, keep_scale
-from torchbeast.models.frames import as_spec
-
-AgentOutput = dict[str, Tensor]
-AgentState = tuple[Tensor, ...]
-
-
-def as_output(output: Any) -> dict[str, Any]:
-    """What a model answered, by name; models written for TorchBeast answer with a tuple.
-
-    Besides what `Agent` answers there may be `losses`, by name, to be added to the loss.
-    """
-    if isinstance(output, dict):
-        return output
-    return dict(zip(("action", "policy_logits", "baseline"), output, strict=True))
+from libtorchbeast.specs import discrete, split_mask
+from libtorchbeast.tree import map_tree
+from torchbeast.core.distributions import make_distribution
+from torchbeast.core.output import AgentOutput, AgentState
+from torchbeast.models.encoders import keep_scale, make_encoder
+from torchbeast.models.frames import JoinedNumbers, as_spec
 
 
 class Agent(nn.Module):
@@ -35,27 +24,35 @@ class Agent(nn.Module):
 
     def __init__(
         self,
-        frame: ArraySpec | tuple[int, ...],
-        num_actions: int,
+        frame: Any,
+        action: Any,
         use_lstm: bool = False,
         encoder: str = "shallow",
         sees_last_action: bool = True,
+        squash: bool = False,
     ) -> None:
-        """`frame` is the spec of one, or its shape if nothing else is known."""
+        """`frame` is its spec, or its shape if nothing else is known; `action` its spec, or the
+        number of actions; `squash` is for actions that are floats (see `make_distribution`)."""
         super().__init__()
-        self.num_actions = num_actions
+        action = discrete(action) if isinstance(action, int) else action
+        frame, mask = split_mask(as_spec(frame))
         self.use_lstm = use_lstm
-        self.encoder = ENCODERS[encoder](as_spec(frame))
+        self.distribution = make_distribution(action, squash)
+        self._has_mask = mask is not None
+        self.encoder = make_encoder(encoder, frame)
         # As in the paper, the image nets see what happened last; the MLP sees the frame alone,
         # so that without LSTM it has no memory whatever, not even its own last action.
         self._sees_reward = encoder != "mlp"
         self._sees_action = self._sees_reward and sees_last_action
         num_features = self.encoder.num_features
-        num_features += self._sees_reward + num_actions * self._sees_action
+        num_features += self._sees_reward
+        if self._sees_action:
+            self.last_action = JoinedNumbers(action)
+            num_features += self.last_action.num_outputs
         if use_lstm:
             self.lstm = nn.LSTM(num_features, self.lstm_size)
             num_features = self.lstm_size
-        self.policy = nn.Linear(num_features, num_actions)
+        self.policy = nn.Linear(num_features, self.distribution.num_params)
         self.baseline = nn.Linear(num_features, 1)
         keep_scale(self.policy, gain=0.01)  # every action is about as likely at first
         keep_scale(self.baseline, gain=1.0)
@@ -69,18 +66,19 @@ class Agent(nn.Module):
     def forward(
         self, inputs: dict[str, Any], core_state: AgentState = ()
     ) -> tuple[AgentOutput, AgentState]:
-        """`policy_logits` [T, B, num_actions], `baseline` [T, B], `action` [T, B]; the new state.
+        """What the agent says, see `AgentOutput`, and its new state.
 
         The action is drawn from the policy; in eval mode it is the most likely one.
         """
-        frame = inputs["frame"]
-        features = self.encoder(frame.flatten(0, 1)).float()  # [T*B, ...] -> [T*B, F]
+        frame, mask = split_mask(inputs["frame"]) if self._has_mask else (inputs["frame"], None)
+        frame = map_tree(lambda x: x.flatten(0, 1), frame)  # [T, B, ...] -> [T*B, ...]
+        features = self.encoder(frame).float()  # [T*B, F]
         # Under autocast, too: memory and heads are small, and what they lose the advantages lose.
         with torch.autocast(features.device.type, enabled=False):
-            return self._decide(features, inputs, core_state)
+            return self._decide(features, mask, inputs, core_state)
 
     def _decide(
-        self, features: Tensor, inputs: dict[str, Any], core_state: AgentState
+        self, features: Tensor, mask: Any, inputs: dict[str, Any], core_state: AgentState
     ) -> tuple[AgentOutput, AgentState]:
         """From what the encoder made of the frames to the agent's output."""
         T, B = inputs["done"].shape
@@ -88,27 +86,22 @@ class Agent(nn.Module):
         if self._sees_reward:
             seen.append(inputs["reward"].clamp(-1, 1).flatten().unsqueeze(1))
         if self._sees_action:
-            # What environments say, from wherever they are, must not end a run.
-            last_action = inputs["last_action"].flatten().long().clamp(0, self.num_actions - 1)
-            action = F.one_hot(last_action, self.num_actions)
-            seen.append(action.to(features.dtype))
+            last_action = map_tree(lambda x: x.flatten(0, 1), inputs["last_action"])
+            seen.append(self.last_action(last_action))
         features = torch.cat(seen, dim=1)
         if self.use_lstm:
             features, core_state = unroll_lstm(
                 self.lstm, features.view(T, B, -1), inputs["done"], core_state
             )
             features = features.flatten(0, 1)
-        policy_logits = self.policy(features)
-        if self.training:
-            # Also for numbers that are not finite, which the learner finds out about.
-            policy = F.softmax(policy_logits.detach().nan_to_num(), dim=1)
-            action = torch.multinomial(policy, num_samples=1)
-        else:
-            action = policy_logits.argmax(dim=1)
+        policy_logits = self.policy(features).view(T, B, -1)
+        if mask is not None:
+            policy_logits = self.distribution.mask(policy_logits, mask)
+        act = self.distribution.sample if self.training else self.distribution.mode
         output = {
-            "policy_logits": policy_logits.view(T, B, self.num_actions),
+            "policy_logits": policy_logits,
             "baseline": self.baseline(features).view(T, B),
-            "action": action.view(T, B),
+            "action": act(policy_logits),
         }
         return output, core_state
 

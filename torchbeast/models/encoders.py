@@ -1,12 +1,14 @@
 """Encoders: a batch of frames [N, ...] like a spec to features [N, num_features]."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from libtorchbeast.specs import ArraySpec
-from torchbeast.models.frames import Images, Numbers
+from libtorchbeast.tree import leaves_of
+from torchbeast.models.frames import Images, JoinedNumbers, Numbers, find_layout
 
 
 class ShallowConv(nn.Module):
@@ -90,6 +92,42 @@ class MLP(nn.Module):
 
     def forward(self, frame: Tensor) -> Tensor:
         return self.layers(self._numbers(frame))
+
+
+class TreeEncoder(nn.Module):
+    """An image net for each image in a tree of arrays, an MLP for all the rest, and a layer that
+    joins what they see."""
+
+    def __init__(self, image_encoder: str, specs: Any) -> None:
+        super().__init__()
+        leaves = dict(leaves_of(specs))
+        is_image = {k: image_encoder != "mlp" and find_layout(s.shape) for k, s in leaves.items()}
+        self._images = [k for k in leaves if is_image[k]]
+        self._others = [k for k in leaves if not is_image[k]]
+        self.images = nn.ModuleList(ENCODERS[image_encoder](leaves[k]) for k in self._images)
+        self.num_features: int = sum(net.num_features for net in self.images)  # type: ignore
+        if self._others:
+            self.numbers = JoinedNumbers([leaves[k] for k in self._others])
+            self.mlp = MLP(ArraySpec("float32", (self.numbers.num_outputs,)))
+            self.num_features += self.mlp.num_features
+        self._is_mixed = len(self.images) + bool(self._others) > 1
+        if self._is_mixed:
+            self.mix = nn.Linear(self.num_features, ShallowConv.num_features)
+            self.num_features = ShallowConv.num_features
+            keep_scale(self.mix)
+
+    def forward(self, frame: Any) -> Tensor:
+        leaves = dict(leaves_of(frame))
+        seen = [net(leaves[k]) for net, k in zip(self.images, self._images, strict=True)]
+        if self._others:
+            seen.append(self.mlp(self.numbers([leaves[k] for k in self._others])))
+        features = torch.cat(seen, dim=1)
+        return torch.relu_(self.mix(features)) if self._is_mixed else features
+
+
+def make_encoder(name: str, frame: Any) -> ShallowConv | DeepConv | MLP | TreeEncoder:
+    """By the name of an encoder, for an array or a tree of them."""
+    return ENCODERS[name](frame) if isinstance(frame, ArraySpec) else TreeEncoder(name, frame)
 
 
 def keep_scale(module: nn.Module, gain: float = math.sqrt(2)) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libtorchbeast.specs import ArraySpec
+from libtorchbeast.tree import leaves_of
 from torchbeast.errors import UsageError
 
 MIN_IMAGE_SIDE = 32  # smaller boards are left to the MLP
@@ -19,9 +20,10 @@ USUAL_FLOATS = (1.0, 32.0)  # bounds between which floats are left as they are
 CHUNK = 8  # frames that stay in a core's cache from one operation to the next
 
 
-def as_spec(frame: Any) -> ArraySpec:
-    """A spec, or a shape of which nothing else is known."""
-    return frame if isinstance(frame, ArraySpec) else ArraySpec("float32", tuple(frame))
+def as_spec(frame: Any) -> Any:
+    """A tree of specs, or a shape of which nothing else is known."""
+    is_shape = isinstance(frame, tuple) and all(isinstance(n, int) for n in frame)
+    return ArraySpec("float32", frame) if is_shape else frame
 
 
 class Scale(NamedTuple):
@@ -97,6 +99,19 @@ class Numbers(nn.Module):
             for i, (first, count) in enumerate(zip(self._first, self._counts, strict=True))
         ]
         return torch.cat(vectors, dim=1).float()
+
+
+class JoinedNumbers(nn.Module):
+    """A tree of arrays [N, ...] as one vector [N, num_outputs]."""
+
+    def __init__(self, specs: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Numbers(spec) for _, spec in leaves_of(specs))
+        self.num_outputs = sum(part.num_outputs for part in self.parts)  # type: ignore[misc]
+
+    def forward(self, tree: Any) -> Tensor:
+        leaves = (leaf for _, leaf in leaves_of(tree))
+        return torch.cat([part(x) for part, x in zip(self.parts, leaves, strict=True)], dim=1)
 
 
 # ------------------------------------------------------------------------------------------ images

@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from libtorchbeast.specs import ArraySpec
-from torchbeast.models.agent import Agent, AgentState
+from torchbeast.core.output import AgentState
+from torchbeast.models.agent import Agent
 
 
 class Net(nn.Module):

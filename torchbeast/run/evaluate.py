@@ -83,7 +83,7 @@ class Player:
         while any(left):
             inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)
             output, state = self.model(inputs, state)
-            row = self._envs.step(as_output(output)["action"][0].long().numpy())
+            row = self._envs.step(map_tree(lambda x: x[0].numpy(), as_output(output)["action"]))
             on_step()
             if self.video is not None:
                 self.video.add()

@@ -72,6 +72,8 @@ class TrainingFlags(Settings, EnvOptions):
     """auto, shallow, deep, mlp, or package.module:Class."""
     use_lstm: bool = False
     """Give the agent a memory."""
+    squash_actions: bool = False
+    """Draw actions of a bounded Box through tanh, instead of clipping what lies outside."""
 
     # The machine.
     disable_cuda: bool = False

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from libtorchbeast.rows import ArraySpec, Spec, describe
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec, describe
 from libtorchbeast.tree import leaves_of, map_tree
+from torchbeast.core.output import as_output
 from torchbeast.errors import UsageError
-from torchbeast.models.agent import as_output
 from torchbeast.runtime.actor_model import prepare_to_act
 
 logger = logging.getLogger("torchbeast")

@@ -8,6 +8,7 @@ from typing import Any
 
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec
+from libtorchbeast.tree import leaves_of
 from torchbeast.envs import REMOTE, EnvOptions, is_atari, look_at
 from torchbeast.errors import UsageError
 from torchbeast.models.factory import choose_encoder
@@ -20,6 +21,17 @@ VECTOR = {
     "learning_rate": 0.003,
     "baseline_cost": 0.05,
     "entropy_cost": 0.01,
+}
+
+# Actions that are floats: their likelihood changes fast, so smaller steps, and inputs and rewards
+# of a known size.
+FLOAT_ACTIONS = {
+    "total_steps": 1_000_000,
+    "learning_rate": 0.001,
+    "baseline_cost": 0.5,
+    "entropy_cost": 0.001,
+    "normalize_observations": True,
+    "normalize_rewards": True,
 }
 
 # Scores of games differ by orders of magnitude. Elsewhere rewards are learnt from as they are.
@@ -57,6 +69,8 @@ def find(
 
 def _for_frames(spec: Spec, model: str) -> dict[str, Any]:
     """By the encoder that these frames get; one's own model has what `auto` would have."""
+    if any("float" in leaf.dtype for _, leaf in leaves_of(spec.action)):
+        return FLOAT_ACTIONS
     frame = spec.observation
     if not isinstance(frame, ArraySpec):
         return VECTOR
