@@ -42,13 +42,15 @@ import grpc
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
 from libtorchbeast.rpc.handshake import Hello
-from libtorchbeast.rpc.messages import encode_hello
+from libtorchbeast.rpc.messages import encode_hello, token_metadata
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 spec = Spec(ArraySpec("float32", (2,)), discrete(3))
-hello = encode_hello(Hello("naughty", 1, spec, os.environ["TORCHBEAST_TOKEN"]))
+hello = encode_hello(Hello("naughty", 1, spec))
+metadata = token_metadata(os.environ["TORCHBEAST_TOKEN"])
 while True:
     with grpc.insecure_channel(sys.argv[1]) as channel:
-        call = channel.stream_stream("/torchbeast.v1.Learner/Play")(iter([hello, hello]))
+        play = channel.stream_stream("/torchbeast.v1.Learner/Play")
+        call = play(iter([hello, hello]), metadata=metadata)
         try:
             list(call)
         except grpc.RpcError:
