@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import resource
 import threading
 from pathlib import Path
@@ -63,6 +64,14 @@ def soon(monkeypatch):
     """Environments that are refused ask again at once: the length of the pause is not the point."""
     monkeypatch.setattr("libtorchbeast.rpc.env_client.REFUSED_S", 0.05)
     monkeypatch.setattr("libtorchbeast.rpc.env_client.MAX_REFUSED_S", 0.1)
+
+
+def test_the_docs_name_tests_that_are_there():
+    root = Path(__file__).parent.parent
+    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "remote.md").read_text()))
+    text = "".join(path.read_text() for path in (root / "tests").glob("test_*.py"))
+    assert len(named) > 10
+    assert {name for name in named if f"def {name}(" not in text} == set()
 
 
 # ------------------------------------------------------------------------------ without the token
