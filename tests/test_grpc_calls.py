@@ -9,6 +9,8 @@ import pytest
 from libtorchbeast.rpc.handshake import Greeting
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
+from tests.helpers.attacks import send_path
+from tests.helpers.counting import Counting
 from tests.helpers.remote import check_rollouts, learner, serving
 from tests.helpers.threads import wait_until
 
@@ -47,6 +49,32 @@ def test_other_methods_are_not_implemented():
         code, text = end_of(call)
     assert code is grpc.StatusCode.UNIMPLEMENTED
     assert "Environments.Play" in text
+
+
+def test_a_path_that_is_no_text_does_not_end_the_server():
+    with dialled(GREETING) as (server, call):
+        next(call)  # Hello
+        assert send_path(server.server_address, b"/x\xff")
+        next(call)  # the first Step
+        with grpc.insecure_channel(server.server_address) as channel:
+            another = channel.stream_stream("/other.Service/Play")(iter(()), timeout=WAIT_S)
+            assert end_of(another)[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+class SaysBytes(Counting):
+    """Raises a text that UTF-8 has no bytes for, as names of files may be."""
+
+    def __init__(self):
+        raise ValueError("bad \udcff name")
+
+
+def test_an_error_that_is_no_utf8_ends_its_stream_only():
+    with dialled(GREETING, env_class=SaysBytes) as (server, call):
+        _, text = end_of(call)
+        assert "bad ? name" in text
+        with grpc.insecure_channel(server.server_address) as channel:
+            another = channel.stream_stream("/other.Service/Play")(iter(()), timeout=WAIT_S)
+            assert end_of(another)[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_learner_that_does_not_introduce_itself_is_sent_away_with_a_reason():

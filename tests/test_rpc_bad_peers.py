@@ -26,7 +26,7 @@ from libtorchbeast.rpc.messages import (
 )
 from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import ArraySpec
-from tests.helpers.attacks import silent_streams
+from tests.helpers.attacks import send_path, silent_streams
 from tests.helpers.counting import counting_group
 from tests.helpers.remote import check_rollouts, client, learner
 from tests.helpers.threads import run_in_threads, wait_until
@@ -169,6 +169,23 @@ def test_what_breaks_a_rule_gets_a_status_and_a_sentence(it, messages, num_answe
 
 def test_another_service_is_unknown(it):
     assert talk(it.address, [HELLO], ENVIRONMENTS_METHOD)[1] == "UNIMPLEMENTED"
+
+
+def test_a_path_that_is_no_text_neither_closes_the_port_nor_ends_streams(it, caplog):
+    for _ in range(3):
+        wait_until(lambda: is_open(it.address))
+        assert send_path(it.address, b"/x\xff")
+        wait_until(lambda: talk(it.address, [HELLO, FIRST], timeout_s=5)[:2] == (2, "OK"))
+    it.wait_for_rollouts(3)
+    it.wait_for_streams(1)
+    assert "the gateway listens again" in caplog.text
+
+
+def is_open(address):
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=10):
+        return True
+    return False
 
 
 @pytest.mark.slow

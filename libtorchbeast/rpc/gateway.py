@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -82,7 +83,17 @@ MAX_UNAUTHENTICATED_TEXTS = 10  # a minute, of those who have not shown a token
 # but with few at a time, as what they send comes into grpc's buffers meanwhile.
 REFUSAL_S, MAX_REFUSING = 0.02, 16
 STOP_S = 1.0
+CHECK_SERVER_S = 0.05  # between two looks whether grpc listens
 TRIM_S = 5.0  # between two times that freed memory is given back
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A server of grpc.aio."""
+
+    server: Any
+    address: str  # with its port
+    calls: set[Any]  # that are open
 
 
 class Gateway:
@@ -109,6 +120,7 @@ class Gateway:
 
     async def run(self) -> None:
         """Until the learner says so, or is gone."""
+        asyncio.get_running_loop().set_exception_handler(self._report_lost_error)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 addresses = [
@@ -145,6 +157,12 @@ class Gateway:
         shown = self._texts.take(text)
         if shown is not None:
             self._send(kind, text=shown, peer=peer)
+
+    def _report_lost_error(self, loop: Any, context: dict[str, Any]) -> None:
+        """Of a task that nobody waits for."""
+        error = context.get("exception")
+        lines = traceback.format_exception(error) if error is not None else []
+        self._report("".join([*lines, context["message"]]), "gateway")
 
     def _read_messages(self) -> None:
         try:
@@ -278,18 +296,66 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _listen_for_streams(self, address: str) -> AsyncIterator[str]:
+        first = await self._start_server(address)
+        task = asyncio.create_task(self._keep_listening(first))
+        try:
+            yield first.address
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await self._until_streams_end()
+
+    async def _start_server(self, address: str) -> _Server:
         server = grpc.aio.server(options=server_options(self._limits, self._config.share_port))
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        calls: set[Any] = set()
+
+        async def serve(requests: Any, context: Any) -> None:
+            calls.add(context)
+            try:
+                await self._serve(requests, context)
+            finally:
+                calls.discard(context)
+
+        handler = grpc.stream_stream_rpc_method_handler(serve)
         service, method = LEARNER_METHOD
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
         bound = self._security.add_port(server, address)
         await server.start()
+        return _Server(server, bound, calls)
+
+    async def _keep_listening(self, current: _Server) -> None:
+        """Until it is cancelled. A request whose path is not UTF-8 stops a server of grpc.aio.
+
+        Such a server serves the calls it has and takes no more: another one does.
+        """
+        stopped: list[_Server] = []
         try:
-            yield bound
+            while True:
+                await asyncio.sleep(CHECK_SERVER_S)
+                if not current.server._server.is_running():
+                    stopped = [server for server in [*stopped, current] if server.calls]
+                    text = "grpc stopped listening after a bad request; the gateway listens again."
+                    self._report(text, current.address)
+                    current = await self._start_again(current.address)
         finally:
-            await server.stop(STOP_S)
+            await current.server.stop(STOP_S)
+
+    async def _start_again(self, address: str) -> _Server:
+        while True:
+            try:
+                return await self._start_server(address)
+            except (OSError, ValueError, RuntimeError) as error:
+                self._report(f"The gateway cannot listen again yet: {error}", address)
+                await asyncio.sleep(LOOK_FOR_SOCKET_S)
+
+    async def _until_streams_end(self) -> None:
+        """Those of servers that have stopped, which nobody else waits for."""
+        deadline = time.monotonic() + STOP_S
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(CHECK_SERVER_S)
 
     async def _accept(self, listener: socket.socket, behind: str) -> None:
         tasks: set[asyncio.Task[None]] = set()

@@ -8,6 +8,7 @@ than all the rest of its step. Here, coroutines wait for grpc's completion queue
 `tests/test_rpc_server.py` and `tests/test_rpc_bad_peers.py` say whether a version of grpcio works.
 """
 
+import logging
 import threading
 import time
 import types
@@ -20,6 +21,8 @@ from grpc._cython import cygrpc
 
 from libtorchbeast.rpc.grpc_streams import LinkLost
 from libtorchbeast.rpc.handshake import Refused
+
+logger = logging.getLogger("torchbeast")
 
 TICK_S = 0.25  # between two looks at anything but calls
 AWAY_S = 0.5  # in environments, after which another thread looks at what comes
@@ -38,8 +41,8 @@ class Call:
     def __init__(self, event: Any) -> None:
         """The first event of the call."""
         self._call = event.call
-        self.peer: str = event.call.peer().decode()
-        self.method: str = event.call_details.method.decode()
+        self.peer: str = event.call.peer().decode(errors="replace")
+        self.method: str = event.call_details.method.decode(errors="replace")
         self.metadata = event.invocation_metadata
         self._has_started = False
         self._is_cancelled = False
@@ -68,7 +71,8 @@ class Call:
 
     async def finish(self, code: str, text: str) -> None:
         """End the call with a status."""
-        status = cygrpc.SendStatusFromServerOperation((), _code(code), text.encode(), 0)
+        data = text.encode(errors="replace")
+        status = cygrpc.SendStatusFromServerOperation((), _code(code), data, 0)
         closed = cygrpc.ReceiveCloseOnServerOperation(0)
         await self._do(*self._start(), status, closed)
 
@@ -76,7 +80,7 @@ class Call:
         """End it whatever goes on; who waits for it gets `LinkLost`."""
         if not self._is_cancelled:
             self._is_cancelled = True
-            self._call.cancel(_code(why.code), str(why))
+            self._call.cancel(_code(why.code), str(why).encode(errors="replace").decode())
 
     def _start(self) -> list[Any]:
         """What is sent before the first message."""
@@ -181,6 +185,10 @@ class CallServer:
             call.coroutine.send(event)
         except StopIteration:
             self._calls.discard(call)
+        except Exception:  # of one call: the others go on
+            logger.exception("The call of %s failed.", call.peer)
+            self._calls.discard(call)
+            call.cancel(Refused("INTERNAL", "Something is wrong at this end; see its log."))
 
 
 def _message(received: Any) -> bytes:
