@@ -73,10 +73,11 @@ class ActionCheck:
 
     def __init__(self, spec: Any) -> None:
         self._num_actions = count_actions(spec)
+        self._is_fast = self._num_actions > 0 and spec.dtype == "int64"
         self._leaves = [leaf for _, leaf in leaves_of(spec)]
 
     def __call__(self, actions: Any) -> None:
-        if self._num_actions:
+        if self._is_fast:
             # Seen as unsigned numbers, negative ones are too large: one look finds both.
             if actions.view(np.uint64).max() >= self._num_actions:
                 self._check_leaf(self._leaves[0], actions)

@@ -23,7 +23,14 @@ import numpy as np
 
 from libtorchbeast.episode_info import InfoSums, add_info
 from libtorchbeast.observations import FrameCheck, as_arrays, check_finite, stack
-from libtorchbeast.rows import Environments, EpisodeCounter, Row, Spec, as_first_row
+from libtorchbeast.rows import (
+    MAX_FLOAT32,
+    Environments,
+    EpisodeCounter,
+    Row,
+    Spec,
+    as_first_row,
+)
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import (
     INT64,
@@ -31,6 +38,7 @@ from libtorchbeast.specs import (
     count_actions,
     describe,
     environments_action,
+    observation_spec_of,
     spec_of,
     spec_or,
     takes_as_given,
@@ -42,7 +50,6 @@ logger = logging.getLogger("torchbeast")
 
 HEALTHY_STEPS = 20  # after so many, a failure counts as the first one
 MAX_REBUILDS = 3  # in a row, each within so many steps
-MAX_REWARD = float(np.finfo(np.float32).max)  # more is infinite in a row
 
 
 class Broken(Exception):
@@ -236,8 +243,9 @@ class SyncEnvs:
         self._check: Callable[[Any], None] = FrameCheck() if self.is_checked else _pass
         self.join: Callable[[list[np.ndarray]], Any] = stack if self.is_checked else np.stack
         self.envs = _make_all(make_env, num_envs)
-        self.observation_spec = spec_or(None, getattr(self.envs[0], "observation_space", None))
-        self._taken_action = spec_or(INT64, getattr(self.envs[0], "action_space", None))
+        first = self.envs[0]
+        self.observation_spec = observation_spec_of(getattr(first, "observation_space", None))
+        self._taken_action = spec_or(INT64, getattr(first, "action_space", None))
         self.action_spec: Any = agents_action(self._taken_action)
         self._takes_as_given = takes_as_given(self._taken_action)
         self._takes_numbers = count_actions(self.action_spec) > 0
@@ -273,16 +281,16 @@ class SyncEnvs:
                 else:
                     frame, value, terminated, limit, info = envs[i].step(action)
                     reward[i] = value
-                    if self.is_checked and not -MAX_REWARD <= value <= MAX_REWARD:
+                    if self.is_checked and not -MAX_FLOAT32 <= value <= MAX_FLOAT32:
                         raise ValueError(f"The reward must be a finite float32, got {value}.")
+                    if (terminated or limit) and info:
+                        add_info(self._info, info)  # before a reset, which may use the dict again
                     if terminated or (limit and not self._knows_truncation):
                         frame, done[i] = self._reset(i), True
                     else:
                         extra[i] = bool(limit)
                         frame = observe(frame)
                         check(frame)
-                    if (terminated or limit) and info:
-                        add_info(self._info, info)
             except Exception as error:
                 frame = self._rebuild(i, error)
                 self._counter.forget(i)

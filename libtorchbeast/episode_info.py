@@ -62,8 +62,10 @@ def info_of(info: Any, i: int) -> dict[str, Any]:
     Beside each array `name` [num_envs] stands `_name`, which says who has such a value. Where it
     has reset the environment already, that of the episode's end is its `final_info`.
     """
-    if isinstance(info, dict) and "final_info" in info and info["_final_info"][i]:
-        return info_of(info["final_info"], i)
+    if isinstance(info, dict) and "final_info" in info:
+        final, has_final = info["final_info"], info.get("_final_info")
+        if has_final is None or has_final[i]:
+            return info_of(final, i) if isinstance(final, dict) else final[i] or {}
     picked = {}
     for name, values in info.items() if isinstance(info, dict) else ():
         has_value = info.get(f"_{name}")

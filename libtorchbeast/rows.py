@@ -33,6 +33,9 @@ NUMBERS = {
 }
 """What a row holds besides `frame` and `last_action`: one number an environment, of this dtype."""
 
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+"""More is infinite in a row."""
+
 TORCHBEAST_FIELDS = ("frame", "reward", "done", "episode_step", "episode_return")
 """The tuple that code written for TorchBeast has in the place of a row."""
 

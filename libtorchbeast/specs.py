@@ -14,7 +14,9 @@ from libtorchbeast.tree import leaves_of, map_tree
 
 Bound = float | tuple[float, ...] | None
 
-MAX_BOUNDS = 128  # of larger arrays only the smallest and the largest bound are kept
+MAX_CATEGORIES = 1 << 16  # of one element; and elements of categories
+# Of larger observations only the smallest and the largest bound are kept.
+MAX_BOUNDS, MAX_CATEGORY_BOUNDS = 128, 4096
 
 
 ACTION_MASK = "action_mask"
@@ -116,12 +118,33 @@ def spec_of_space(space: Any) -> Any:
     if "MultiBinary" in kinds:
         return ArraySpec(dtype, shape, 0, 1, categories=True)
     low, high = getattr(space, "low", None), getattr(space, "high", None)
-    return ArraySpec(dtype, shape, _bound(low, np.min), _bound(high, np.max))
+    return ArraySpec(dtype, shape, _bound(low), _bound(high))
 
 
 def spec_or(default: Any, space: Any) -> Any:
     """Of a space, if it is one: environments that are not Gym's may have anything there."""
     return spec_of_space(space) if hasattr(space, "sample") else default
+
+
+def observation_spec_of(space: Any) -> Any:
+    """Of a space, as far as a model can use it; None if it is none, or says nothing of arrays.
+
+    What the arrays are is seen when they come: large numbers of bounds and categories are dropped.
+    """
+    try:
+        spec = spec_or(None, space)
+    except UnknownSpace:
+        return None
+    return None if spec is None else map_tree(_within_limits, spec)
+
+
+def _within_limits(leaf: ArraySpec) -> ArraySpec:
+    most = MAX_CATEGORY_BOUNDS if leaf.categories else MAX_BOUNDS
+    is_small = all(np.size(bound) <= most for bound in (leaf.low, leaf.high) if bound is not None)
+    low = leaf.low if is_small else _bound(leaf.bounds[0].min())
+    high = leaf.high if is_small else _bound(leaf.bounds[1].max())
+    has_few = math.prod(leaf.shape) <= MAX_CATEGORIES >= max(leaf.num_categories, default=0)
+    return replace(leaf, low=low, high=high, categories=leaf.categories and is_small and has_few)
 
 
 def with_bounds(spec: Any, declared: Any) -> Any:
@@ -183,14 +206,15 @@ def environments_action(spec: Any, actions: Any) -> Any:
 
 def _exact(values: Any) -> Bound:
     """A number if they are all the same, else a flat tuple."""
-    numbers = np.asarray(values).ravel().tolist()
-    return numbers[0] if all(number == numbers[0] for number in numbers) else tuple(numbers)
+    numbers = np.asarray(values).ravel()
+    is_one = (numbers == numbers[0]).all()
+    return numbers[0].item() if is_one else tuple(numbers.tolist())
 
 
-def _bound(values: Any, widest: Any) -> Bound:
+def _bound(values: Any) -> Bound:
     if values is None or np.size(values) == 0:
         return None
-    bound = _exact(values if np.size(values) <= MAX_BOUNDS else widest(values))
+    bound = _exact(values)
     return None if isinstance(bound, float) and not math.isfinite(bound) else bound
 
 

@@ -27,7 +27,7 @@ from libtorchbeast.rpc.handshake import Greeting
 from libtorchbeast.rpc.limits import Limits, host_of
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
 from libtorchbeast.rpc.security import Security
-from libtorchbeast.specs import spec_of_space
+from libtorchbeast.specs import ArraySpec, spec_of_space
 from tests.helpers.attacks import (
     FakeProxy,
     fake_learner,
@@ -376,6 +376,13 @@ def test_actions_of_any_space_are_checked(action, sentence):
     arrays = {"move": np.array(action["move"]), "aim": np.array(action["aim"], np.float32)}
     with pytest.raises(BadAnswer, match=sentence) if sentence else contextlib.nullcontext():
         check(arrays)
+
+
+def test_actions_of_few_bytes_are_checked():
+    check = ActionCheck(ArraySpec("int32", (), 0, 3, categories=True))
+    check(np.array([0, 3, 1], np.int32))
+    with pytest.raises(BadAnswer, match="from 0 to 3, got 4"):
+        check(np.array([0, 4, 1], np.int32))
 
 
 GREETING = Greeting("learner")

@@ -107,6 +107,42 @@ def test_vector_environments_sum_theirs(mode):
     assert envs.take_info() == {}
 
 
+class Reused(Scored):
+    """Has one dict for all that it says."""
+
+    def __init__(self):
+        super().__init__()
+        self.info = {}
+
+    def reset(self, **options):
+        frame, _ = super().reset(**options)
+        self.info["score"] = -1.0
+        return frame, self.info
+
+    def step(self, action):
+        *result, info = super().step(action)
+        self.info.update(info)
+        return *result, self.info
+
+
+def test_an_info_that_is_used_again_is_read_before_the_reset():
+    sums = []
+    for env_class in (Scored, Reused):
+        group = Group(lambda _, env_class=env_class: SyncEnvs(env_class, 1), seed=0)
+        group.start()
+        for _ in range(6):
+            group.step(np.zeros(1, np.int64))
+        sums.append(group.take_info()["score"])
+    assert sums[0] == sums[1]
+
+
+def test_a_final_info_may_have_no_mask():
+    finals = {"coins": np.array([3, 4])}
+    assert numbers_in(info_of({"final_info": finals}, 1)) == {"coins": 4.0}
+    assert numbers_in(info_of({"final_info": [None, {"coins": 4}]}, 1)) == {"coins": 4.0}
+    assert numbers_in(info_of({"final_info": [None, {"coins": 4}]}, 0)) == {}
+
+
 def test_of_a_vectors_info_each_environment_has_its_part():
     info = {
         "score": np.array([1.0, 2.0]),

@@ -26,7 +26,7 @@ from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_step
-from libtorchbeast.specs import ArraySpec, discrete
+from libtorchbeast.specs import INT64, ArraySpec, discrete
 from tests.helpers.attacks import silent_streams
 from tests.helpers.certificates import write_secret
 from tests.helpers.counting import NUM_ACTIONS, Counting, Shifted, counting_group, next_action
@@ -495,3 +495,19 @@ def test_a_gateway_takes_as_many_streams_as_it_may():
             pytest.raises(LearnerGone, match=expected),
         ):
             actor.step(np.zeros(3, np.float32))
+
+
+def test_who_comes_later_does_not_change_the_action_that_is_known():
+    frame = ArraySpec("float32", (3,))
+    for known, later, kept in (
+        (ArraySpec("float32", (1,), -1.0, 1.0), ArraySpec("float32", (1,), -5.0, 5.0), "known"),
+        (ArraySpec("int64", (2,), 0, 2, True), ArraySpec("int64", (2,), 0, 4, True), "known"),
+        (ArraySpec("int64", (), 0, 9), discrete(5), "known"),
+        (INT64, discrete(5), "later"),
+    ):
+        gateways = Gateways(GatewaysConfig(), Spec(frame, known))
+        try:
+            gateways._learn_spec({"spec": Spec(frame, later).to_json()})
+            assert gateways.spec.action == (known if kept == "known" else later)
+        finally:
+            gateways.close()

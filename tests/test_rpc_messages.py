@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nest
-from libtorchbeast.rows import NUMBERS, Spec
+from libtorchbeast.rows import NUMBERS, EpisodeCounter, Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import (
     DTYPES,
@@ -36,9 +36,16 @@ from libtorchbeast.rpc.messages import (
     token_in,
     token_metadata,
 )
-from libtorchbeast.rpc.steps import ActionsReader, StepReader, encode_actions, encode_step
+from libtorchbeast.rpc.steps import (
+    _STEP,
+    ActionsReader,
+    StepReader,
+    _tag,
+    encode_actions,
+    encode_step,
+)
 from libtorchbeast.shared_lanes import Lane
-from libtorchbeast.specs import ArraySpec, discrete
+from libtorchbeast.specs import INT64, ArraySpec, discrete
 
 ROOT = Path(__file__).parent.parent
 ACTION = ArraySpec("int64")
@@ -445,3 +452,36 @@ def test_any_bytes_are_read_or_refused(data):
         with contextlib.suppress(Refused, EnvironmentFailed):
             read(data)
     lane.release()
+
+
+LARGE = Spec(ArraySpec("float32", (1 << 20,)), INT64)
+
+
+def test_many_small_fields_are_refused_before_they_take_memory():
+    _, reader = make_reader(LARGE, 1)
+    info = bytes([pb.Step.INFO_FIELD_NUMBER << 3 | 2, 0])
+    step = info * (1 << 21)
+    for data in (_tag(_STEP, len(step)) + step, (_tag(_STEP, 4) + 2 * info) * (1 << 19)):
+        with pytest.raises(Refused, match="fields here, got more"):
+            reader.read(data)
+
+
+def test_many_numbers_are_refused_before_they_take_memory():
+    _, reader = make_reader(LARGE, 1)
+    counts = pb.Step(episode_step=[1] * (1 << 21))
+    data = pb.EnvironmentMessage(step=counts).SerializeToString()
+    with pytest.raises(Refused, match="bytes besides observations, got"):
+        reader.read(data)
+
+
+def test_a_large_step_is_read():
+    lane, reader = make_reader(LARGE, 1)
+    frame = np.arange(1 << 20, dtype=np.float32)[None]
+    reader.read(encode_step(EpisodeCounter(1).first_row(frame)))
+    assert (lane.rows["frame"] == frame).all()
+
+
+def test_actions_of_more_bytes_than_they_can_have_are_refused():
+    data = pb.AgentMessage(actions=pb.Actions(action=[b""] * 1000)).SerializeToString()
+    with pytest.raises(Refused, match="Actions may have"):
+        ActionsReader(Spec(INT64, INT64), 2).read(data)

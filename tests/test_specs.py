@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from libtorchbeast.rows import Spec
+from libtorchbeast.rpc.handshake import Hello, Refused, check_hello
 from libtorchbeast.specs import (
     INT64,
     ArraySpec,
@@ -17,6 +18,7 @@ from libtorchbeast.specs import (
     discrete,
     environments_action,
     has_offsets,
+    observation_spec_of,
     spec_of,
     spec_of_space,
     spec_or,
@@ -55,10 +57,38 @@ def test_spaces_become_specs_and_travel_as_json(space, spec):
     assert Spec.from_json(json.loads(json.dumps(whole.to_json()))) == whole
 
 
-def test_bounds_of_large_arrays_are_kept_as_the_widest_ones():
-    high = np.arange(1.0, 1001.0, dtype=np.float32)
-    spec = spec_of_space(spaces.Box(np.zeros(1000, np.float32), high))
-    assert spec == ArraySpec("float32", (1000,), 0.0, 1000.0)
+MANY = np.arange(1, 90_001).reshape(300, 300)
+
+
+@pytest.mark.parametrize(
+    ("space", "spec"),
+    [
+        (spaces.Box(0 * MANY[0], MANY[0], dtype=np.int64), ArraySpec("int64", (300,), 0, 300)),
+        (spaces.Discrete(100_000), ArraySpec("int64", (), 0, 99_999)),
+        (spaces.MultiBinary((300, 300)), ArraySpec("int8", (300, 300), 0, 1)),
+        (spaces.MultiDiscrete(MANY), ArraySpec("int64", (300, 300), 0, 89_999)),
+        (spaces.MultiDiscrete([3] * 300), ArraySpec("int64", (300,), 0, 2, True)),
+    ],
+    ids=str,
+)
+def test_of_large_observations_the_widest_bounds_and_no_categories_are_kept(space, spec):
+    got = observation_spec_of(space)
+    assert got == spec
+    check_hello(Hello("x", 1, Spec(got, INT64)), 0, 1 << 20)
+
+
+def test_actions_have_their_own_bounds_however_many_they_are():
+    high = np.arange(1.0, 201.0, dtype=np.float32)
+    taken = spec_of_space(spaces.Box(-high, high))
+    check_hello(Hello("x", 1, Spec(INT64, taken)), 0, 1 << 20)
+    actions = environments_action(taken, np.full((1, 200), 1e6, np.float32))
+    assert actions[0].tolist() == high.tolist()
+
+
+def test_actions_that_are_too_large_are_refused_with_a_sentence():
+    taken = spec_of_space(spaces.MultiDiscrete(MANY))
+    with pytest.raises(Refused, match=r"spec of the action may have 65536 bytes, got .* use fewer"):
+        check_hello(Hello("x", 1, Spec(INT64, taken)), 0, 1 << 20)
 
 
 class Mission(spaces.Space):
@@ -69,6 +99,7 @@ class Mission(spaces.Space):
 def test_spaces_without_arrays_are_refused_with_a_sentence(space):
     with pytest.raises(UnknownSpace, match=f"A {type(space).__name__} space has no arrays"):
         spec_of_space(space)
+    assert observation_spec_of(space) is None
 
 
 @pytest.mark.parametrize("value", [None, (4,), "image", 7])

@@ -28,6 +28,7 @@ from libtorchbeast.rpc.handshake import (
     MAX_TEXT,
     Hello,
     Refused,
+    encodable,
     greeting_from_json,
     invalid,
     refusal_from_json,
@@ -170,7 +171,7 @@ class EnvironmentServer:
         except Refused as error:
             _say(peer, "refused", code=error.code, text=str(error))
         except EnvironmentRaised as error:
-            text = "".join(traceback.format_exception(error.__cause__))
+            text = encodable("".join(traceback.format_exception(error.__cause__)))
             logger.error("%s", text)
             _say(peer, "failure", text=text[-MAX_TEXT:])
         finally:

@@ -27,6 +27,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc._cython.cygrpc import ExecuteBatchError
 
 import nest
 from libtorchbeast.helper_process import SupervisorLine
@@ -176,7 +177,7 @@ class Gateway:
                     self._lanes.refuse(message["id"], message["code"], message["text"])
                 else:
                     assert kind == "stop"
-                    self._is_finished = message["finished"]
+                    self._is_finished = self._is_finished or message["finished"]
                     self._stopped.set()
         except EOFError:
             self._stopped.set()
@@ -448,7 +449,7 @@ class Gateway:
             return Refused(error.code, str(error))
         except EnvironmentFailed as error:
             self._report(printable_lines(str(error)), peer, "environment_failed")
-        except (EOFError, UnknownProtocol):
+        except (EOFError, UnknownProtocol, ExecuteBatchError):
             pass  # the other end is gone
         except Exception:
             self._report(traceback.format_exc(), peer)

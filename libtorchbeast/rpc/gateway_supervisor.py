@@ -34,7 +34,7 @@ from libtorchbeast.shared_lanes import (
     allow_descriptors,
     close_free_lane,
 )
-from libtorchbeast.specs import canonical
+from libtorchbeast.specs import INT64, canonical
 from libtorchbeast.supervisor import Child, Supervisor
 
 logger = logging.getLogger("torchbeast")
@@ -374,7 +374,7 @@ class Gateways:
             if self._check_first is not None:
                 self._check_first(spec)
             self.spec = spec
-        if not self.spec.num_actions and canonical(self.spec.action) == canonical(spec.action):
+        if self.spec.action == INT64 and canonical(spec.action) == INT64:  # nobody said how many
             self.spec = dataclasses.replace(self.spec, action=spec.action)
 
     def _grant(self, gateway: _Gateway) -> None:

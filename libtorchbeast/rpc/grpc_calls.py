@@ -20,7 +20,7 @@ import grpc
 from grpc._cython import cygrpc
 
 from libtorchbeast.rpc.grpc_streams import LinkLost
-from libtorchbeast.rpc.handshake import Refused
+from libtorchbeast.rpc.handshake import Refused, encodable
 
 logger = logging.getLogger("torchbeast")
 
@@ -71,7 +71,7 @@ class Call:
 
     async def finish(self, code: str, text: str) -> None:
         """End the call with a status."""
-        data = text.encode(errors="replace")
+        data = encodable(text).encode()
         status = cygrpc.SendStatusFromServerOperation((), _code(code), data, 0)
         closed = cygrpc.ReceiveCloseOnServerOperation(0)
         await self._do(*self._start(), status, closed)
@@ -80,7 +80,7 @@ class Call:
         """End it whatever goes on; who waits for it gets `LinkLost`."""
         if not self._is_cancelled:
             self._is_cancelled = True
-            self._call.cancel(_code(why.code), str(why).encode(errors="replace").decode())
+            self._call.cancel(_code(why.code), encodable(str(why)))
 
     def _start(self) -> list[Any]:
         """What is sent before the first message."""

@@ -15,7 +15,7 @@ from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.env_server import Groups
 from libtorchbeast.rpc.grpc_calls import Call, CallServer
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, LinkLost, StreamLink, Watched
-from libtorchbeast.rpc.handshake import Hello, Refused, status_text
+from libtorchbeast.rpc.handshake import Hello, Refused, encodable, status_text
 from libtorchbeast.rpc.limits import Admission, Limits, server_options
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
@@ -101,7 +101,7 @@ class StreamServer:
         except LinkLost:
             pass  # the learner left
         except Exception as error:
-            text = "".join(traceback.format_exception(error))
+            text = encodable("".join(traceback.format_exception(error)))
             logger.error("%s", text)
             stream.expect(READ, LAST_WORDS_S)
             await call.write(encode_failure(text))

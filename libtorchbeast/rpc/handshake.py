@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from libtorchbeast.rows import Spec
-from libtorchbeast.specs import INT64, ArraySpec, canonical, describe, discrete, has_offsets
+from libtorchbeast.specs import (
+    INT64,
+    MAX_CATEGORIES,
+    ArraySpec,
+    canonical,
+    describe,
+    discrete,
+    has_offsets,
+)
 from libtorchbeast.tree import leaves_of
 
 VERSION = 1
@@ -25,7 +33,6 @@ MAX_DEPTH = 16
 MAX_SPEC_BYTES = 1 << 16
 MAX_DIMENSIONS = 8
 MAX_NUM_ENVS = 1 << 16
-MAX_CATEGORIES = 1 << 16  # of one element; and elements of categories
 MAX_INTEGER = 2.0**53
 MAX_NUM_STREAMS = 64  # that one server asks for
 MAX_NAME = 200
@@ -160,10 +167,13 @@ def _with_num_actions(spec: Spec, num_actions: int) -> Spec:
 
 
 def _check_spec(spec: Any, name: str) -> None:
-    if len(json.dumps(Spec(spec).to_json())) > MAX_SPEC_BYTES or _depth(spec) > MAX_DEPTH:
+    if _depth(spec) > MAX_DEPTH:
+        raise invalid(f"The spec of the {name} may be nested {MAX_DEPTH} deep, got more.")
+    num_bytes = len(json.dumps(Spec(spec).to_json()))
+    if num_bytes > MAX_SPEC_BYTES:
         raise invalid(
-            f"The spec of the {name} may have {MAX_SPEC_BYTES} bytes and be nested {MAX_DEPTH} "
-            "deep, got more."
+            f"The spec of the {name} may have {MAX_SPEC_BYTES} bytes, got {num_bytes}; use fewer "
+            "elements, or the same bounds for all of them."
         )
     leaves = [leaf for _, leaf in leaves_of(spec)]
     if not leaves:
@@ -280,6 +290,11 @@ def invalid(text: str) -> Refused:
 def status_text(text: str) -> str:
     """Short enough for a status."""
     return text if len(text) <= MAX_STATUS_TEXT else "... " + text[-MAX_STATUS_TEXT:]
+
+
+def encodable(text: str) -> str:
+    """Without lone surrogates, which names of files may have and UTF-8 has no bytes for."""
+    return text.encode(errors="replace").decode()
 
 
 def printable(text: str) -> str:

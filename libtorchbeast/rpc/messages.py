@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import (
+    MAX_DEPTH,
     MAX_NAME,
     MAX_TEXT,
     VERSION,
@@ -17,6 +18,7 @@ from libtorchbeast.rpc.handshake import (
     Refused,
     check_hello,
     check_version,
+    encodable,
     invalid,
     printable,
 )
@@ -27,7 +29,6 @@ ENVIRONMENTS_METHOD = ("torchbeast.v1.Environments", "Play")
 TOKEN_KEY, TOKEN_SCHEME = "authorization", "Bearer"
 MAX_HANDSHAKE_BYTES = 1 << 20
 MAX_NESTS = 1024
-MAX_DEPTH = 16
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
@@ -110,7 +111,7 @@ def decode_greeting(data: bytes) -> Greeting:
 
 
 def encode_failure(text: str) -> bytes:
-    text = text[-MAX_TEXT:].encode(errors="replace").decode()  # a traceback's end says most
+    text = encodable(text[-MAX_TEXT:])  # a traceback's end says most
     return pb.EnvironmentMessage(failure=pb.Failure(text=text)).SerializeToString()
 
 

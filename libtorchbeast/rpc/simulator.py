@@ -45,6 +45,7 @@ from libtorchbeast.specs import (
     agents_action,
     discrete,
     environments_action,
+    observation_spec_of,
     spec_of,
     spec_or,
     with_bounds,
@@ -80,7 +81,7 @@ class Actor:
         self._security = security or Security()
         self._security.check_dialing(address)
         self._address = address
-        self._observation_spec = spec_or(None, observation_space)
+        self._observation_spec = observation_spec_of(observation_space)
         if action_spec is None:
             action_spec = discrete(num_actions) if num_actions else INT64
         self._taken_action = spec_or(action_spec, action_space)

@@ -14,7 +14,7 @@ import numpy as np
 
 import nest
 from libtorchbeast.episode_info import MAX_NAME_BYTES, MAX_NAMES, InfoSums, is_name
-from libtorchbeast.rows import Row, Spec, Unstacked
+from libtorchbeast.rows import MAX_FLOAT32, NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, invalid
 from libtorchbeast.rpc.messages import parse
@@ -25,7 +25,7 @@ _OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _MAX_COUNT = 2**31 - 1
 MAX_EXTRA_BYTES = 64  # of an environment's or an array's, besides observations
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
+MAX_UNCOUNTED_BYTES = 1 << 16  # of messages whose fields are not counted before they are parsed
 MAX_NUMBER = (
     1e9  # of rewards and observations: what is larger makes infinities of a model's outputs
 )
@@ -72,10 +72,10 @@ class StepReader:
             ArrayReader(leaf_spec, num_envs, f"Observation {i}", MAX_NUMBER)
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
         ]
+        self._max_fields = len(NUMBERS) * num_envs + len(self._arrays) + MAX_NAMES
+        self._max_extra = MAX_EXTRA_BYTES * (len(self._arrays) + num_envs) + 4 * MAX_TEXT
         num_bytes = sum(array.num_bytes for array in self._arrays)
-        self._max_bytes = (
-            num_bytes + MAX_EXTRA_BYTES * (len(self._arrays) + num_envs) + 4 * MAX_TEXT
-        )
+        self._max_bytes = num_bytes + self._max_extra
         self._is_first = True
         self.info: InfoSums = {}
         """What the last message said of the episodes that ended."""
@@ -117,11 +117,13 @@ class StepReader:
         self._is_first = False
 
     def _step_in(self, data: bytes) -> Any:
-        if len(data) > self._max_bytes:  # small pieces take much more memory as messages
+        if len(data) > self._max_bytes:
             raise invalid(
                 f"A message of {self._num_envs} such environments may have {self._max_bytes} "
                 f"bytes, got {len(data)}."
             )
+        if len(data) > MAX_UNCOUNTED_BYTES:
+            self._check_fields(data)
         message = parse(pb.EnvironmentMessage, data)
         kind = message.WhichOneof("message")
         if kind == "failure":
@@ -129,6 +131,19 @@ class StepReader:
         if kind != "step":
             raise invalid(f"Expected a Step, got {kind or 'an empty message'}.")
         return message.step
+
+    def _check_fields(self, data: bytes) -> None:
+        """`Refused` if there are many small ones: as messages they take much more memory."""
+        fields = _fields_in(data, 0, len(data), 1)
+        if fields and fields[0][0] == _STEP:
+            [(_, start, end)] = fields
+            fields = _fields_in(data, start, end, self._max_fields)
+        extra = sum(end - start for tag, start, end in fields if tag != _OBSERVATION)
+        if extra > self._max_extra:
+            raise invalid(
+                f"A message of {self._num_envs} such environments may have {self._max_extra} bytes "
+                f"besides observations, got {extra}."
+            )
 
     def _numbers(self, values: Any, name: str) -> list[Any]:
         if len(values) != self._num_envs:
@@ -170,9 +185,13 @@ class ActionsReader:
             ArrayReader(leaf, num_envs, f"Action {i}")
             for i, leaf in enumerate(nest.flatten(spec.action))
         ]
+        num_bytes = sum(array.num_bytes for array in self._arrays)
+        self._max_bytes = num_bytes + MAX_EXTRA_BYTES * (len(self._arrays) + 1)
 
     def read(self, data: bytes) -> Any:
         """A nest of arrays [K, ...]; they share memory with the message."""
+        if len(data) > self._max_bytes:
+            raise invalid(f"Actions may have {self._max_bytes} bytes, got {len(data)}.")
         message = parse(pb.AgentMessage, data)
         leaves = message.actions.action
         if len(leaves) != len(self._arrays):
@@ -213,6 +232,34 @@ class ArrayReader:
                 "that, an infinity or not-a-number in it."
             )
         return array
+
+
+def _fields_in(data: bytes, start: int, end: int, most: int) -> list[tuple[int, int, int]]:
+    """The tag, start and end of each field between two bytes of a message; `Refused`."""
+    fields: list[tuple[int, int, int]] = []
+    while start < end:
+        if len(fields) == most:
+            raise invalid(f"A message may have {most} fields here, got more.")
+        tag, start = _varint(data, start, end)
+        length = {0: 0, 1: 8, 5: 4}.get(tag & 7)  # by wire type
+        if tag & 7 in (0, _LENGTH_DELIMITED):
+            number, start = _varint(data, start, end)
+            length = number if tag & 7 else 0
+        if length is None or start + length > end:
+            raise invalid(f"Expected an EnvironmentMessage, got {len(data)} other bytes.")
+        fields.append((tag, start, start + length))
+        start += length
+    return fields
+
+
+def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    number = 0
+    for i in range(start, min(start + 10, end)):
+        number |= (data[i] & 0x7F) << 7 * (i - start)
+        if data[i] < 0x80:
+            return number, i + 1
+    raise invalid(f"Expected an EnvironmentMessage, got {len(data)} other bytes.")
 
 
 @functools.lru_cache

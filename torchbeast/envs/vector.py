@@ -8,7 +8,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from libtorchbeast.episode_info import InfoSums, add_info, info_of
 from libtorchbeast.rows import EpisodeCounter, Row
 from libtorchbeast.seeding import derive_seed
-from libtorchbeast.specs import agents_action, environments_action, spec_of_space
+from libtorchbeast.specs import (
+    agents_action,
+    environments_action,
+    observation_spec_of,
+    spec_of_space,
+)
 from libtorchbeast.tree import map_tree
 from torchbeast.envs.spaces import observe
 from torchbeast.errors import UsageError
@@ -35,7 +40,7 @@ class VectorEnvs:
                 f"...}}) does it, got {env.metadata.get('autoreset_mode')}."
             ) from None
         self.num_envs = env.num_envs
-        self.observation_spec = spec_of_space(env.single_observation_space)
+        self.observation_spec = observation_spec_of(env.single_observation_space)
         self._taken_action = spec_of_space(env.single_action_space)
         self.action_spec: Any = agents_action(self._taken_action)
         self._env = env
