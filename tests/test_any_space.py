@@ -9,7 +9,7 @@ from libtorchbeast.environments import SyncEnvs, spec_of_group
 from libtorchbeast.tree import leaves_of, map_tree
 from tests.helpers import training
 from tests.helpers.any_space import AnySpace
-from torchbeast.core.learner import compute_loss
+from torchbeast.core.losses import compute_loss
 from torchbeast.envs.spaces import observe
 from torchbeast.run.build import build_learner
 from torchbeast.run.flags import TrainingFlags

@@ -31,7 +31,7 @@ def test_a_name_a_folder_or_a_file_give_their_weights(tmp_path, source):
         assert torch.equal(a, b)
 
 
-def test_tensors_of_other_shapes_start_anew_and_are_named(tmp_path):
+def test_tensors_of_other_shapes_stay_as_they_are_and_are_named(tmp_path):
     theirs, ours = (
         make_model("mlp", spec_for((4,), 2), False),
         make_model("mlp", spec_for((4,), 3), False),
@@ -40,7 +40,8 @@ def test_tensors_of_other_shapes_start_anew_and_are_named(tmp_path):
     policy = ours.policy.weight.clone()
     said = init_from("run", tmp_path, ours)
     assert (
-        "the others start anew: policy.weight is [2, 128] there, [3, 128] here; policy.bias" in said
+        "keep their initial values: policy.weight is [2, 128] there, [3, 128] here; policy.b"
+        in said
     )
     assert torch.equal(ours.policy.weight, policy)
     assert torch.equal(ours.baseline.weight, theirs.baseline.weight)
@@ -90,3 +91,32 @@ def test_the_deep_net_of_torchbeast_fits_ours(tmp_path):
     assert torch.equal(convs[10].conv2.weight, theirs.resnet1[2][3].weight)
     assert torch.equal(convs[3].conv1.bias, theirs.resnet2[0][1].bias)
     assert torch.equal(ours.lstm.weight_ih_l0, theirs.core.weight_ih_l0)
+
+
+@pytest.mark.parametrize("theirs_normalized", [True, False])
+def test_runs_with_and_without_normalised_observations_share_weights(tmp_path, theirs_normalized):
+    spec = spec_for((4,), 2)
+    theirs = make_model("mlp", spec, False, normalize_observations=theirs_normalized)
+    ours = make_model("mlp", spec, False, normalize_observations=not theirs_normalized)
+    save(tmp_path / "run" / "model.tar", theirs)
+    said = init_from("run", tmp_path, ours)
+    theirs, ours = (getattr(model, "agent", model) for model in (theirs, ours))
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(tensor, ours.state_dict()[name]), name
+    word = "Not used: moments.0.count" if theirs_normalized else "moments.0.mean is not there"
+    assert word in said
+
+
+def test_running_statistics_are_taken_whole_or_not_at_all(tmp_path):
+    theirs, ours, same = (
+        make_model("mlp", spec_for((size,), 2), False, normalize_observations=True)
+        for size in (4, 5, 4)
+    )
+    theirs.observe_frames(7 + torch.randn(11, 3, 4), torch.ones(10, 3, dtype=torch.bool))
+    save(tmp_path / "run" / "model.tar", theirs)
+    said = init_from("run", tmp_path, ours)
+    assert "moments.0.count goes with statistics that do not fit" in said
+    assert ours.moments[0].count == 0
+    init_from("run", tmp_path, same)
+    assert same.moments[0].count == 30
+    assert torch.equal(same.moments[0].mean, theirs.moments[0].mean)

@@ -12,7 +12,8 @@ from tests.helpers.specs import spec_for
 from tests.helpers.threads import run_in_threads
 from torchbeast.core import learner as learner_module
 from torchbeast.core import losses, vtrace
-from torchbeast.core.learner import Learner, autocast, compute_loss, finished_episodes
+from torchbeast.core.learner import Learner, finished_episodes
+from torchbeast.core.losses import autocast, compute_loss
 from torchbeast.core.nonfinite import pick_columns
 from torchbeast.models import make_model
 from torchbeast.run.flags import TrainingFlags

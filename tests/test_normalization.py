@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.specs import spec_for
 from torchbeast.core import losses
-from torchbeast.core.learner import Learner, compute_loss
+from torchbeast.core.learner import Learner
+from torchbeast.core.losses import compute_loss
 from torchbeast.core.reward_scale import RewardScale
 from torchbeast.core.running_moments import RunningMoments
 from torchbeast.models import make_model
@@ -31,7 +34,11 @@ FLAGS = TrainingFlags(
     normalize_observations=True,
     normalize_rewards=True,
 )
-SHAPE = {"wide": (3,), "place": (), "image": (2, 2)}
+OBSERVATION = {
+    "wide": ArraySpec("float32", (3,)),
+    "place": ArraySpec("float64"),
+    "image": ArraySpec("uint8", (2, 2)),
+}
 
 
 def make_frame(num_rows, generator):
@@ -76,7 +83,7 @@ class Joined(nn.Module):
 
 def make_learner(flags=FLAGS):
     torch.manual_seed(0)
-    model = NormalizedObservations(Joined(), SHAPE)
+    model = NormalizedObservations(Joined(), OBSERVATION)
     return Learner(model, flags, torch.device("cpu"))
 
 
@@ -161,6 +168,91 @@ def test_what_is_not_learnt_from_is_in_no_statistic():
     ):
         for name, value in ours.items():
             assert torch.equal(value, theirs[name]), name
+
+
+def test_bytes_have_no_statistics_and_masks_stay_as_they_are():
+    """A mask of floats, too: actions that are forbidden stay so whatever was forbidden before."""
+    observation = {
+        "action_mask": ArraySpec("float32", (A,), 0, 1),
+        "image": ArraySpec("uint8", (40, 40)),
+        "place": ArraySpec("float32", (2,)),
+    }
+    model = make_model("auto", Spec(observation, discrete(A)), False, normalize_observations=True)
+    assert [tuple(moments.mean.shape) for moments in model.moments] == [(2,)]
+    frame = {
+        "action_mask": torch.tensor([0.0, 1.0, 1.0]).expand(T + 1, B, A),
+        "image": torch.zeros(T + 1, B, 40, 40, dtype=torch.uint8),
+        "place": torch.randn(T + 1, B, 2),
+    }
+    model.observe_frames(frame, torch.ones(T, B, dtype=torch.bool))
+    output, _ = model({**random_batch(), "frame": frame})
+    probabilities = output["policy_logits"].softmax(-1)
+    assert (probabilities[..., 0] == 0).all()
+    assert (probabilities[..., 1:] > 0.1).all()
+
+
+# --- Numbers that are far too large -----------------------------------------------------------
+
+
+def slow_moments(parts):
+    """One number after the other; those out of reach count as the last that is within it."""
+    kept, num_outliers = np.zeros(0), 0
+    for part in parts:
+        if len(kept) >= 100:
+            mean, reach = kept.mean(), 30 * max(1.0, np.sqrt(kept.var() + 1e-8))
+            num_outliers += int((np.abs(part - mean) > reach).sum())
+            part = part.clip(mean - reach, mean + reach)
+        kept = np.concatenate([kept, part])
+    return kept.mean(), kept.var(), num_outliers
+
+
+def test_numbers_that_are_far_away_count_as_the_farthest_within_reach():
+    generator = np.random.default_rng(0)
+    parts = [5 + 3 * generator.normal(size=size) for size in (60, 60, 500, 30)]
+    parts[2][7], parts[3][9] = 1e30, -2000
+    moments = RunningMoments()
+    num_outliers = sum(moments.add(torch.from_numpy(part)) for part in parts)
+    mean, variance, expected = slow_moments(parts)
+    assert num_outliers == expected == 2
+    assert moments.mean.item() == pytest.approx(mean)
+    assert moments.variance.item() == pytest.approx(variance)
+
+
+def test_statistics_follow_numbers_that_have_become_larger_for_good():
+    moments = RunningMoments()
+    moments.add(torch.zeros(10_000))
+    for _ in range(100):
+        moments.add(1e9 * torch.randn(160, generator=torch.Generator().manual_seed(0)))
+    assert 1e8 < moments.deviation < 1e9
+
+
+def test_one_huge_number_does_not_end_learning(caplog):
+    learner, clean = make_learner(), make_learner()
+    for i in range(50):
+        for each in (learner, clean):
+            batch = random_batch(i)
+            if each is learner and i == 10:
+                batch["reward"][2, 0] = batch["frame"]["wide"][2, 0, 0] = 1e30
+            each.step(batch, ())
+    assert learner.stats.summary()["outliers"] == 2
+    assert "more than 30 deviations from their mean" in caplog.text
+    for find in (lambda x: x._reward_scale.moments, lambda x: x.model.moments[1]):
+        ratio = find(learner).deviation / find(clean).deviation
+        assert (ratio < 10).all(), ratio
+
+
+def test_culprits_are_searched_with_the_rewards_of_the_update():
+    """A reward that is only large is none: what is learnt from is scaled."""
+    learner = make_learner()
+    for i in range(10):
+        learner.step(random_batch(i), ())
+    bad = random_batch(20)
+    bad["reward"][2, 0] = 1e25  # its square is not finite
+    bad["reward"][2, 1] = float("nan")
+    learner.step(bad, ())
+    summary = learner.stats.summary()
+    assert summary["nonfinite_rollouts"] == 1
+    assert "skipped_updates" not in summary
 
 
 # --- Rewards ----------------------------------------------------------------------------------

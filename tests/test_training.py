@@ -126,3 +126,25 @@ def test_a_checkpoint_is_not_forgotten_by_a_run_without(tmp_path):
     (flags.rundir / "model.tar").write_text("")
     with pytest.raises(UsageError, match="has a checkpoint, which --disable_checkpoint"):
         run_training(flags, None, None, StopRequest())
+
+
+def run_nothing(flags):
+    learner = Learner(Agent((4,), 2, encoder="mlp"), flags, torch.device("cpu"))
+    with StopRequest() as stop:
+        return run_training(flags, learner, lambda run: None, stop)
+
+
+def test_a_second_run_without_checkpoints_leaves_the_rows_of_the_first(tmp_path):
+    writer = FileWriter("run", {}, tmp_path)
+    writer.log({"step": 40})
+    writer.close()
+    run_nothing(TrainingFlags(savedir=tmp_path, xpid="run", disable_checkpoint=True))
+    with (tmp_path / "run" / "logs.csv").open(newline="") as file:
+        assert next(csv.DictReader(file))["step"] == "40"
+
+
+def test_weights_that_are_not_there_leave_no_files_of_a_run(tmp_path):
+    flags = TrainingFlags(savedir=tmp_path, xpid="run", init_from="nobody")
+    with pytest.raises(UsageError, match="--init_from nobody"):
+        run_nothing(flags)
+    assert [path.name for path in tmp_path.rglob("*")] in (["run", "lock"], ["lock", "run"])

@@ -39,7 +39,8 @@ from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import Child, Supervisor
 from libtorchbeast.tree import map_tree
 from torchbeast.core.file_writer import new_xpid
-from torchbeast.core.learner import Batch, Learner
+from torchbeast.core.learner import Learner
+from torchbeast.core.losses import Batch
 from torchbeast.envs import make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, as_output, build_distribution, build_model

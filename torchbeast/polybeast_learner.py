@@ -29,8 +29,9 @@ from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
 from torchbeast.core.file_writer import new_xpid
-from torchbeast.core.learner import Batch, Learner
+from torchbeast.core.learner import Learner
 from torchbeast.core.losses import (
+    Batch,
     compute_baseline_loss,
     compute_entropy_loss,
     compute_policy_gradient_loss,

@@ -77,7 +77,7 @@ class FileWriter:
             logger.info("LOG | %s", row)
 
     def resume_at(self, step: int) -> None:
-        """Take back what an earlier run logged beyond the checkpoint that this one goes on from."""
+        """Take back what was logged beyond the checkpoint that this start goes on from."""
         self.metadata["history"][-1]["step"] = step
         self._write_metadata()
         self._rewrite(lambda row: not row.get("step") or int(row["step"]) <= step, self._fields)
@@ -143,7 +143,8 @@ class FileWriter:
         start = {name: self.metadata[name] for name in names}
         old, new = before.get("args", {}), self.metadata["args"]
         changed = [name for name in new if name in old and old[name] != new[name]]
-        return {**start, "changes": {name: [old[name], new[name]] for name in changed}}
+        changes = {name: [old[name], new[name]] for name in changed}
+        return {**start, "changes": changes, "step": 0}
 
     def _write_metadata(self) -> None:
         beside = self.paths["meta"].with_suffix(".tmp")

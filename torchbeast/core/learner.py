@@ -13,20 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from libtorchbeast.supervisor import RepeatFilter
-from libtorchbeast.tree import map_tree
-from torchbeast.core import losses, vtrace
-from torchbeast.core.distributions import Categorical, Distribution
+from torchbeast.core.distributions import Distribution
+from torchbeast.core.losses import Batch, clip_rewards, compute_loss
 from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
 from torchbeast.core.optimizers import load_optimizer, make_optimizer
-from torchbeast.core.output import as_output
 from torchbeast.core.reward_scale import RewardScale
+from torchbeast.core.running_moments import MAX_DEVIATIONS
 from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
-
-Batch = dict[str, Any]
-"""Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
-acted, [T, B, ...] or longer; `version` [T, B] or [B] of its weights, and `source` [T+1, B] or [B],
-the number of the environment, if anybody knows them."""
 
 Publish = Callable[[nn.Module, int], None]
 """Gives the agent a model's weights and their version."""
@@ -130,6 +124,7 @@ class Learner:
             self._skip()
             return
         self._skipped_in_a_row = 0
+        self._report_outliers(int(metrics.pop("outliers")))
         metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
         self.stats.add_update(int((~batch["truncated"][1:]).sum()), metrics)
@@ -140,16 +135,14 @@ class Learner:
     ) -> dict[str, float]:
         """The gradient of a batch, clipped; returns what to report about it."""
         truncated = batch["truncated"][1:]
-        rewards = clip_rewards(batch, self.flags)
+        outliers = torch.zeros((), device=truncated.device)
         observe_frames = getattr(self.model, "observe_frames", None)
         if observe_frames is not None:  # it keeps statistics of them
-            observe_frames(batch["frame"], ~truncated)
+            outliers += observe_frames(batch["frame"], ~truncated)
         if self._reward_scale is not None:
-            self._reward_scale.observe(rewards, batch)
-            rewards = self._reward_scale.scale(rewards)
-        loss, metrics = compute_loss(
-            self._wrapped, batch, initial_state, self.flags, rewards, self.distribution
-        )
+            outliers += self._reward_scale.observe(clip_rewards(batch, self.flags), batch)
+        loss, metrics = self._compute_loss(self._wrapped, batch, initial_state)
+        metrics["outliers"] = outliers
         metrics["policy_lag"] = lag.masked_fill(truncated, 0).sum() / (~truncated).sum()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -160,13 +153,23 @@ class Learner:
         figures = torch.stack([v.detach().float() for v in metrics.values()]).tolist()
         return dict(zip(metrics, figures, strict=True))
 
+    def _compute_loss(
+        self, model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of rewards that are clipped and scaled as the flags say."""
+        rewards = clip_rewards(batch, self.flags)
+        if self._reward_scale is not None:
+            rewards = self._reward_scale.scale(rewards)
+        return compute_loss(model, batch, initial_state, self.flags, rewards, self.distribution)
+
     def _find_culprits(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> list[int]:
-        """Log and count the rollouts whose gradient is not finite."""
+        """Log and count the rollouts whose gradient is not finite.
+
+        By the statistics of observations and rewards from before, which no rollout has spoilt.
+        """
 
         def loss_of(batch: Batch, initial_state: tuple[Tensor, ...]) -> Tensor:
-            return compute_loss(
-                self.model, batch, initial_state, self.flags, distribution=self.distribution
-            )[0]
+            return self._compute_loss(self.model, batch, initial_state)[0]
 
         culprits = find_nonfinite(self.model, loss_of, batch, initial_state)
         self.stats.count("nonfinite_rollouts", len(culprits))
@@ -179,6 +182,17 @@ class Learner:
         if text is not None:
             logger.warning("%s: %s.", text, self._last_culprits)
         return culprits
+
+    def _report_outliers(self, number: int) -> None:
+        if number == 0:
+            return
+        self.stats.count("outliers", number)
+        text = self._repeats.take(
+            f"Observations or rewards are more than {MAX_DEVIATIONS:.0f} deviations from their "
+            "mean; their running statistics take them for that far away"
+        )
+        if text is not None:
+            logger.warning("%s: %d numbers of the last batch.", text, number)
 
     def _remember_buffers(self) -> Callable[[], None]:
         """Returns a function that puts back what forward passes change, such as running means."""
@@ -261,83 +275,6 @@ def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
     is_old = (lag > max_lag).any(dim=0)  # [B]
     batch["truncated"] = batch["truncated"] | is_old
     return int(is_old.sum())
-
-
-def clip_rewards(batch: Batch, flags: Settings) -> Tensor:
-    """The rewards [T, B] of a batch's transitions, which lead from row t to row t + 1."""
-    return losses.clip_reward(batch["reward"][1:], flags.reward_clipping)
-
-
-def compute_loss(
-    model: nn.Module,
-    batch: Batch,
-    initial_state: tuple[Tensor, ...],
-    flags: Settings,
-    rewards: Tensor | None = None,
-    distribution: Distribution | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it.
-
-    `rewards` [T, B] are those to learn from; None: the batch's, clipped. `distribution` is what the
-    logits are the parameters of; None: a softmax policy's.
-    """
-    with autocast(batch["done"].device, flags.autocast):
-        output, _ = model(batch, initial_state)
-    output = as_output(output)
-    auxiliary = output.get("losses", {})
-    output = {name: output[name].float() for name in ("policy_logits", "baseline")}
-    T = len(batch["reward"]) - 1
-    # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.
-    rewards = clip_rewards(batch, flags) if rewards is None else rewards
-    discounts = flags.discounting * (~batch["done"][1:]).float()
-    mask = ~batch["truncated"][1:]
-    logits, values = output["policy_logits"][:T], output["baseline"][:T]
-    actions = map_tree(lambda x: x[:T], batch["action"])
-
-    distribution = distribution or Categorical(logits.shape[-1])
-    log_probs = distribution.log_prob(logits, actions)
-    log_rhos = log_probs.detach() - distribution.log_prob(batch["policy_logits"][:T], actions)
-    targets = vtrace.from_importance_weights(
-        log_rhos=log_rhos,
-        discounts=discounts,
-        rewards=rewards,
-        values=values,
-        bootstrap_value=output["baseline"][T],
-        clip_rho_threshold=flags.clip_rho_threshold,
-        clip_pg_rho_threshold=flags.clip_pg_rho_threshold,
-        clip_c_threshold=flags.clip_c_threshold,
-        lambda_=flags.vtrace_lambda,
-        mask=mask,
-    )
-    pg_loss = -(log_probs * targets.pg_advantages).sum()
-    baseline_loss = flags.baseline_cost * losses.compute_baseline_loss(targets.vs - values)
-    entropy = distribution.entropy(logits).masked_fill(~mask, 0.0)
-    entropy_loss = -flags.entropy_cost * entropy.sum()
-    auxiliary_losses = losses.sum_auxiliary(auxiliary, mask)
-    total_loss = pg_loss + baseline_loss + entropy_loss + sum(auxiliary_losses.values())
-
-    clipped = log_rhos[mask] > math.log(flags.clip_rho_threshold)
-    metrics = {
-        "total_loss": total_loss,
-        "pg_loss": pg_loss,
-        "baseline_loss": baseline_loss,
-        "entropy_loss": entropy_loss,
-        "clipped_rho_fraction": clipped.float().mean(),
-        "explained_variance": explained_variance(values.detach()[mask], targets.vs[mask]),
-    }
-    if taken := [name for name in auxiliary_losses if name in metrics]:
-        raise ValueError(f"A model's own loss needs another name than {taken[0]!r}.")
-    return total_loss, {**metrics, **auxiliary_losses}
-
-
-def autocast(device: torch.device, dtype: str) -> torch.autocast:
-    """Mixed precision for a forward pass, if `dtype` is bf16."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
-
-
-def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
-    """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than a constant."""
-    return 1.0 - (targets - values).var(correction=0) / targets.var(correction=0)
 
 
 def finished_episodes(batch: Batch) -> tuple[list[float], list[int]]:

@@ -39,15 +39,18 @@ class RewardScale(nn.Module):
         return (rewards / deviation).clamp(-MAX_NORMALIZED, MAX_NORMALIZED)
 
     @torch.no_grad()
-    def observe(self, rewards: Tensor, batch: dict[str, Any]) -> None:
-        """Take in the rewards [T, B] of a batch's transitions.
+    def observe(self, rewards: Tensor, batch: dict[str, Any]) -> Tensor:
+        """Take in the rewards [T, B] of a batch's transitions; returns how many were out of reach.
 
         Without a `source` in the batch nobody knows which rollouts follow each other; each then
         begins at 0, and the deviation is too small if episodes are longer than rollouts.
         """
         # A transition that did not happen has no reward and takes no time.
         truncated, starts = batch["truncated"][1:], batch["done"][:-1]
-        gains = rewards.double().masked_fill(truncated, 0.0)
+        rewards = rewards.double().masked_fill(truncated, 0.0)
+        reach = self.moments.reach  # or one reward is in the returns of all steps that follow
+        gains = rewards.clamp(-reach, reach)
+        num_outliers = (gains != rewards).sum()
         decays = torch.full_like(gains, self._discounting).masked_fill(truncated, 1.0)
         decays.masked_fill_(starts, 0.0)
         returns = gains
@@ -62,6 +65,7 @@ class RewardScale(nn.Module):
         self.moments.add(returns[~truncated])
         while len(self._returns) > MAX_ENVIRONMENTS:
             self._returns.pop(next(iter(self._returns)))  # whose last rollout is the oldest
+        return num_outliers
 
 
 def _in_turn(batch: dict[str, Any]) -> list[tuple[list[int], list[int]]]:

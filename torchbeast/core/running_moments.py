@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 EPSILON = 1e-8
 MAX_NORMALIZED = 10.0  # what hardly varied so far may be anything later
+MAX_DEVIATIONS = 30.0  # a sample further from the mean counts as one that is so far away
+MIN_COUNT = 100  # samples, until which nobody knows what is far
 
 
 class RunningMoments(nn.Module):
@@ -25,15 +27,30 @@ class RunningMoments(nn.Module):
     def deviation(self) -> Tensor:
         return (self.variance + EPSILON).sqrt()
 
+    @property
+    def reach(self) -> Tensor:
+        """How far from the mean samples count as they are; numbers of the order of 1 always do.
+
+        One that is 1e30 would otherwise make all others 0 for ever. If such numbers go on to come,
+        the deviation, and this with it, grows by a factor with each of their batches.
+        """
+        reach = MAX_DEVIATIONS * self.deviation.clamp(min=1.0)
+        return torch.where(self.count >= MIN_COUNT, reach, torch.inf)
+
     @torch.no_grad()
-    def add(self, samples: Tensor) -> None:
-        """Take in samples [N, ...]: of two sets, the means and variances give those of both."""
+    def add(self, samples: Tensor) -> Tensor:
+        """Take in samples [N, ...]: of two sets, the means and variances give those of both.
+
+        Returns how many numbers were out of reach.
+        """
         if len(samples) == 0:
-            return
-        samples = samples.double()
+            return self.count.new_zeros(())
+        numbers, reach = samples.double(), self.reach
+        samples = numbers.clamp(self.mean - reach, self.mean + reach)
         weight = len(samples) / (self.count + len(samples))
         difference = samples.mean(0) - self.mean
         self.variance.mul_(1 - weight).add_(weight * samples.var(0, correction=0))
         self.variance.add_(weight * (1 - weight) * difference**2)
         self.mean.add_(weight * difference)
         self.count.add_(len(samples))
+        return (samples != numbers).sum()

@@ -48,11 +48,10 @@ def make_model(
     """
     if not normalize_observations:
         return _make_agent(name, spec, use_lstm, squash_actions)
-    frame_shape = map_tree(lambda leaf: leaf.shape, spec.observation)
     # The agent is shown other numbers than the environment's.
     normalized = replace(spec, observation=map_tree(_without_float_bounds, spec.observation))
     agent = _make_agent(name, normalized, use_lstm, squash_actions)
-    return NormalizedObservations(agent, frame_shape)
+    return NormalizedObservations(agent, spec.observation)
 
 
 def _make_agent(name: str, spec: Spec, use_lstm: bool, squash: bool) -> nn.Module:

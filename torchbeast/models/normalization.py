@@ -6,22 +6,25 @@ actors and learner see a frame with the statistics of their version. The learner
 
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
+from libtorchbeast.specs import ACTION_MASK, ArraySpec, split_mask
 from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.output import AgentState
 from torchbeast.core.running_moments import MAX_NORMALIZED, RunningMoments
 
 
 class NormalizedObservations(nn.Module):
-    """An agent whose frames are normalised; arrays of integers are left as they are."""
+    """An agent whose frames are normalised; integers and masks of actions are left as they are."""
 
-    def __init__(self, agent: nn.Module, frame_shape: Any) -> None:
-        """`frame_shape` of one frame, or a tree of shapes, as for `make_model`."""
+    def __init__(self, agent: nn.Module, observation: Any) -> None:
+        """`observation` is the spec of one frame."""
         super().__init__()
         self.agent = agent
-        self._tree = (_moments_for(frame_shape),)  # in a tuple, or it would be registered twice
-        self.moments = nn.ModuleList(moments for _, moments in leaves_of(self._tree))
+        self._tree = (_moments_for(observation),)  # in a tuple, or it would be registered twice
+        self.moments = nn.ModuleList(m for _, m in leaves_of(self._tree) if m is not None)
 
     def initial_state(self, batch_size: int = 1) -> AgentState:
         return self.agent.initial_state(batch_size=batch_size)  # type: ignore[operator]
@@ -30,30 +33,34 @@ class NormalizedObservations(nn.Module):
         frame = map_tree(_normalize, self._tree[0], inputs["frame"])
         return self.agent({**inputs, "frame": frame}, core_state)
 
-    def observe_frames(self, frame: Any, mask: Tensor) -> None:
+    def observe_frames(self, frame: Any, mask: Tensor) -> Tensor:
         """Take in frames [T+1, B, ...], but for the last row's, where `mask` [T, B] says so.
 
-        For the learner alone.
+        For the learner alone. Returns how many numbers were out of the statistics' reach.
         """
+        num_outliers = torch.zeros((), device=mask.device)
 
-        def add(moments: RunningMoments, x: Tensor) -> None:
-            if x.is_floating_point():
-                moments.add(x[: len(mask)][mask])
+        def add(moments: RunningMoments | None, x: Tensor) -> None:
+            if moments is not None:
+                num_outliers.add_(moments.add(x[: len(mask)][mask]))
 
         map_tree(add, self._tree[0], frame)
+        return num_outliers
 
 
-def _normalize(moments: RunningMoments, x: Tensor) -> Tensor:
-    if not x.is_floating_point():
+def _normalize(moments: RunningMoments | None, x: Tensor) -> Tensor:
+    if moments is None:
         return x
     x = (x.float() - moments.mean.float()) / moments.deviation.float()
     return x.clamp(-MAX_NORMALIZED, MAX_NORMALIZED)
 
 
-def _moments_for(shape: Any) -> Any:
-    """A tree of statistics like a tree of shapes."""
-    if isinstance(shape, dict):
-        return {key: _moments_for(part) for key, part in shape.items()}
-    if isinstance(shape, tuple) and all(isinstance(n, int) for n in shape):
-        return RunningMoments(shape)
-    return type(shape)(_moments_for(part) for part in shape)
+def _moments_for(observation: Any) -> Any:
+    """A tree like the observation's: statistics for floats, None for all that stays as it is."""
+
+    def make(leaf: ArraySpec) -> RunningMoments | None:
+        return RunningMoments(leaf.shape) if np.issubdtype(leaf.dtype, np.floating) else None
+
+    moments = map_tree(make, observation)
+    _, mask = split_mask(observation)
+    return moments if mask is None else {**moments, ACTION_MASK: map_tree(lambda _: None, mask)}

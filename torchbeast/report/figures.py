@@ -42,6 +42,9 @@ FIGURES = {
     "skipped_updates": Figure(
         "train", "updates left out, as no gradient was finite", "{:,.0f}", in_view=False
     ),
+    "outliers": Figure(
+        "train", "numbers far from the mean when normalising, so far", "{:,.0f}", in_view=False
+    ),
     "padded_rollouts": Figure(
         "system", "rollouts that ended with their process or connection", "{:,.0f}", in_view=False
     ),

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchbeast.core.running_moments import RunningMoments
 from torchbeast.errors import UsageError
 from torchbeast.run import checkpoint
 
@@ -27,16 +28,27 @@ def init_from(source: str, savedir: Path, model: nn.Module) -> str:
     _, contents = checkpoint.load_or_fall_back(path)
     theirs = {_our_name(name): value for name, value in contents["model_state_dict"].items()}
     ours = model.state_dict()
-    fitting = {n: t for n, t in theirs.items() if n in ours and t.shape == ours[n].shape}
-    others = [_difference(n, ours[n], theirs.get(n)) for n in ours if n not in fitting]
+    names = {name: _their_name(name, theirs) for name in ours}
+    fitting = {
+        n: theirs[names[n]] for n, t in ours.items() if _shape(theirs.get(names[n])) == t.shape
+    }
+    for statistics in _names_of_statistics(model):
+        if not fitting.keys() >= statistics:  # a count of samples without their mean is wrong
+            fitting = {n: t for n, t in fitting.items() if n not in statistics}
+    others = [_difference(n, ours[n], theirs.get(names[n])) for n in ours if n not in fitting]
+    unused = [name for name in theirs if name not in {names[n] for n in fitting}]
     if not fitting:
         raise UsageError(
             f"No tensor in {path} fits the model here ({'; '.join(others[:3])} ...); name another "
             "with --init_from, or give the --model it was trained with."
         )
     model.load_state_dict({**ours, **fitting})
-    text = f"{len(fitting)} of {len(ours)} tensors have the weights of {path}"
-    return f"{text}; the others start anew: {'; '.join(others)}." if others else f"{text}."
+    sentences = [f"{len(fitting)} of {len(ours)} tensors have the weights of {path}."]
+    if others:
+        sentences.append(f"The others keep their initial values: {'; '.join(others)}.")
+    if unused:
+        sentences.append(f"Not used: {', '.join(unused)}.")
+    return " ".join(sentences)
 
 
 def _find(source: str, savedir: Path) -> Path:
@@ -60,7 +72,27 @@ def _our_name(name: str) -> str:
     return name
 
 
+def _their_name(name: str, theirs: dict[str, Tensor]) -> str:
+    """Of ours; the agent in a run with --normalize_observations has a prefix that others lack."""
+    candidates = (name, f"agent.{name}", name.removeprefix("agent."))
+    return next((candidate for candidate in candidates if candidate in theirs), name)
+
+
+def _names_of_statistics(model: nn.Module) -> list[set[str]]:
+    return [
+        {f"{name}.{buffer}" for buffer, _ in module.named_buffers()}
+        for name, module in model.named_modules()
+        if isinstance(module, RunningMoments)
+    ]
+
+
+def _shape(tensor: Any) -> Any:
+    return None if tensor is None else tensor.shape
+
+
 def _difference(name: str, ours: Tensor, theirs: Any) -> str:
     if theirs is None:
         return f"{name} is not there"
+    if theirs.shape == ours.shape:
+        return f"{name} goes with statistics that do not fit"
     return f"{name} is {list(theirs.shape)} there, {list(ours.shape)} here"

@@ -69,10 +69,11 @@ def save(flags: TrainingFlags, learner: Learner) -> None:
         learner.lock.release()
 
 
-def _open_files(flags: TrainingFlags, step: int) -> FileWriter:
+def _open_files(flags: TrainingFlags, resumed_at: int | None) -> FileWriter:
     try:
         writer = FileWriter(flags.xpid, flags.as_plain_dict(), flags.savedir)
-        writer.resume_at(step)
+        if resumed_at is not None:
+            writer.resume_at(resumed_at)
     except OSError as error:
         raise cannot_write(flags.rundir, error) from error
     return writer
@@ -145,13 +146,11 @@ def run_training(
                 f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps."
             )
             return 0
-        writer = _open_files(flags, learner.stats.step)
+        weights = _take_weights(flags, learner, saved)
+        writer = _open_files(flags, None if saved is None else learner.stats.step)
         _introduce(flags, learner, saved)
-        if flags.init_from is not None:
-            if saved is None:
-                print(init_from(flags.init_from, flags.savedir, learner.model))
-            else:
-                print("This run has weights of its own by now: --init_from is not read again.")
+        if weights:
+            print(weights)
 
         reporter = Reporter(writer, learner.stats, flags.total_steps, flags.log_interval_s)
         with reporter, Evaluation(flags, learner):
@@ -162,6 +161,15 @@ def run_training(
         if stop.signal is not None:
             print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
         return stop.exit_code if saved_last else 1
+
+
+def _take_weights(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | None) -> str:
+    """Give a new run the weights that --init_from names; returns what to print about it."""
+    if flags.init_from is None:
+        return ""
+    if saved is not None:
+        return "This run has weights of its own by now: --init_from is not read again."
+    return init_from(flags.init_from, flags.savedir, learner.model)
 
 
 def _save_last(flags: TrainingFlags, learner: Learner) -> bool:
