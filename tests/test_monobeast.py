@@ -96,7 +96,7 @@ def test_rollouts_continue_exactly_where_the_last_one_ended():
     rollouts = monobeast.Rollouts(flags, envs.spec, model)
     weights = monobeast.SharedWeights(model)
     weights.publish(model, 0)
-    shared = monobeast.Shared(rollouts, weights, torch.zeros(1, dtype=torch.int64))
+    shared = monobeast.Shared(rollouts, weights, shared_zeros((1,), torch.int64))
     actors = monobeast.Actors(flags, shared, seed=0)
     batches = []
     deadline = time.monotonic() + 60

@@ -152,14 +152,16 @@ def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path):
     assert after["step"] > saved["step"]
 
 
-def test_a_model_that_raises_ends_the_run_with_its_traceback(tmp_path):
+def test_a_model_that_raises_while_it_trains_ends_the_run_with_its_traceback(tmp_path):
     (tmp_path / "broken.py").write_text(
         "from torchbeast.models import Agent\n"
         "class Broken(Agent):\n"
         "    def __init__(self, shape, actions, lstm):\n"
         "        super().__init__(shape, actions, lstm, 'mlp')\n"
         "    def forward(self, inputs, state):\n"
-        "        raise ValueError('the model is out of tea')\n"
+        "        if inputs['done'].shape[0] > 2:  # not yet when it is tried\n"
+        "            raise ValueError('the model is out of tea')\n"
+        "        return super().forward(inputs, state)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     result = run(tmp_path, "--env", "Catch", "--model", "broken:Broken", env=env)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from torchbeast.errors import UsageError
 from torchbeast.report.plot import Options, draw
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +48,7 @@ def test_every_requirement_is_imported_and_every_import_is_required():
 
 def test_without_matplotlib_a_sentence_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit, match="pip install matplotlib"):
+    with pytest.raises(UsageError, match="pip install matplotlib"):
         draw(Options(runs=(tmp_path,)))
 
 
