@@ -14,13 +14,14 @@ from torchbeast.errors import UsageError
 from torchbeast.models.factory import choose_encoder
 from torchbeast.models.frames import find_layout
 
-# Small observations: steps are cheap, small nets bear large learning rates. Rewards are often one a
-# step, so that values are large, and their loss must not drown the policy's.
+# Small observations: steps are cheap, small nets bear large learning rates. Rewards are of any
+# size, from 1 a step to 100 at the end, hence scaled; the values' loss must not drown the policy's.
 VECTOR = {
     "total_steps": 500_000,
     "learning_rate": 0.003,
     "baseline_cost": 0.05,
     "entropy_cost": 0.01,
+    "normalize_rewards": True,
 }
 
 # Actions that are floats: their likelihood changes fast, so smaller steps, and inputs and rewards
