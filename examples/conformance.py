@@ -56,7 +56,7 @@ STOP_S = 5.0
 MAX_STREAMS = 64
 
 TRY_AGAIN = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAVAILABLE")
-MEND_FIRST = ("FAILED_PRECONDITION", "UNAUTHENTICATED")
+PERMANENT_REFUSALS = ("FAILED_PRECONDITION", "UNAUTHENTICATED")
 
 
 class Stream:
@@ -233,7 +233,7 @@ class Trials:
     def run(self) -> bool:
         """All of them; whether the client kept the rules."""
         self._try(self._play)
-        for code in MEND_FIRST:
+        for code in PERMANENT_REFUSALS:
             self._try(functools.partial(self._refuse_for_good, code))
         self._try(self._stay_silent, is_silent=True)
         return self.report.num_failed == 0

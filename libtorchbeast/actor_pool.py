@@ -72,6 +72,8 @@ class ActorPool(_C.ActorPool):
         news: InfoSums = {}
         for lane in list(self._lanes.values()):
             now, before = lane.read_info(), self._taken.get(lane, {})
+            if now is before:
+                continue
             self._taken[lane] = now
             for name, (total, count) in now.items():
                 old_total, old_count = before.get(name, (0.0, 0))

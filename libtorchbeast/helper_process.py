@@ -32,7 +32,7 @@ logger = logging.getLogger("torchbeast")
 KILL_S = 10.0  # for a process that was killed to be gone
 MAX_UNREAD = 1 << 20  # bytes of a line that has no end
 MAX_READS = 64  # of 64 KiB, at once
-OUTPUT_PIPE_BYTES = 1 << 20
+OUTPUT_PIPE_BYTES = 1 << 18
 # Large messages and frames come and go: glibc need not give their memory back each time.
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),

@@ -58,7 +58,7 @@ class LaneLink:
         """`connection` is open as long as whoever gave us the lane wants it used."""
         self.lane = lane
         self._connection = connection
-        self.last_words: dict[str, Any] | None = None  # of who gave us the lane
+        self.message: dict[str, Any] | None = None  # why it is over, of who gave us the lane
         self.keeps_waiting = False
 
     async def attach(self) -> None:
@@ -84,10 +84,10 @@ class LaneLink:
         if self._connection is None:
             return
         try:
-            self.last_words = self._connection.next()
+            self.message = self._connection.next()
         except (EOFError, ValueError, OSError) as error:
             raise LaneClosed from error
-        if self.last_words is not None:
+        if self.message is not None:
             raise LaneClosed
 
 

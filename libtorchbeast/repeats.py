@@ -1,5 +1,6 @@
 """The same text again and again is one line with a count. For whoever logs what others say."""
 
+import logging
 import re
 import time
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ class _Repeated:
     num_shown: int  # in this minute
     num_folded: int = 0
     last: str = ""  # of those that were not shown
+    level: int = logging.WARNING  # of logging
 
 
 class RepeatFilter:
@@ -28,10 +30,13 @@ class RepeatFilter:
         self._times = times
         self._seen: dict[str, _Repeated] = {}
 
-    def take(self, text: str, who: str = "", key: str | None = None) -> str | None:
+    def take(
+        self, text: str, who: str = "", key: str | None = None, level: int = logging.WARNING
+    ) -> str | None:
         """The text, its last line if it was let through before, or None.
 
         `who` says it, and stands before it; texts with the same `key` (default: the text) are one.
+        `level` is what `overdue` gives back.
         """
         now = time.monotonic()
         key = text if key is None else key
@@ -45,18 +50,18 @@ class RepeatFilter:
             return None
         if seen is None and not self._has_place(now):
             return None
-        self._seen[key] = _Repeated(now, num_shown=1)
+        self._seen[key] = _Repeated(now, num_shown=1, level=level)
         if seen is None or (self._times > 1 and not seen.num_folded):
             return who + text
         return f"{who}{_last_line(text)}{_again(seen.num_folded + 1)}"
 
-    def overdue(self) -> list[str]:
-        """Texts that came again and were not shown in the minute that is over."""
+    def overdue(self) -> list[tuple[int, str]]:
+        """Levels and texts that came again and were not shown in the minute that is over."""
         now = time.monotonic()
         texts = []
         for seen in self._seen.values():
             if seen.num_folded and now - seen.at >= REPEAT_S:
-                texts.append(seen.last + _again(seen.num_folded))
+                texts.append((seen.level, seen.last + _again(seen.num_folded)))
                 seen.at, seen.num_shown, seen.num_folded = now, self._times, 0
         return texts
 

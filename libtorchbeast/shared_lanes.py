@@ -26,6 +26,7 @@ from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.memory import anonymous_memory
 from libtorchbeast.rows import Row, Spec, Unstacked
 from libtorchbeast.specs import ArraySpec
+from libtorchbeast.text import printable
 
 ALIGNMENT = 64
 DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own
@@ -64,6 +65,11 @@ class Lane:
         self.turn = Turn(header["turn"][:1])
         self._counts = header["counts"]
         self._header = header
+        self._infos = header["infos"]
+        self._info_counts = self._infos["count"]
+        self._seen_counts = np.zeros_like(self._info_counts)
+        self._seen_infos: dict[int, tuple[str, tuple[float, int]]] = {}  # by their place
+        self._info_sums: InfoSums = {}
         self._had_turn = FREE  # what the state must be before our next rows
         self._next_byte = HEADER.itemsize
         self.rows: Row = nest.map(self._view, spec.row)  # [K, ...] each
@@ -94,21 +100,30 @@ class Lane:
     def name(self) -> str:
         """Who steps its environments, for people; whoever wrote it, it is one short line."""
         text = bytes(self._header["name"]).decode(errors="replace")
-        return "".join(c if c.isprintable() else "?" for c in text)
+        return printable(text)
 
     @name.setter
     def name(self, name: str) -> None:
         self._header["name"] = name.encode()[:MAX_NAME_BYTES]
 
     def read_info(self) -> InfoSums:
-        """All that `add_info` has added so far; who writes it may be at work, and anybody."""
-        sums: InfoSums = {}
-        for entry in self._header["infos"]:
-            name = bytes(entry["name"]).decode(errors="replace")
-            total, count = float(entry["total"]), int(entry["count"])
+        """All that `add_info` has added so far; who writes it may be at work, and anybody.
+
+        The same dict as before if nothing was added.
+        """
+        counts = self._info_counts.copy()
+        changed = np.flatnonzero(counts != self._seen_counts).tolist()
+        if not changed:
+            return self._info_sums
+        self._seen_counts = counts
+        for i in changed:
+            name = bytes(self._infos["name"][i]).decode(errors="replace")
+            total = float(self._infos["total"][i])
+            self._seen_infos.pop(i, None)
             if episode_info.is_name(name) and math.isfinite(total):
-                sums[name] = (total, count)
-        return sums
+                self._seen_infos[i] = (name, (total, int(counts[i])))
+        self._info_sums = dict(self._seen_infos.values())
+        return self._info_sums
 
     # What the environments' side does.
 
@@ -134,7 +149,7 @@ class Lane:
     def add_info(self, info: InfoSums) -> None:
         """Add to the sums that the agent's side reads now and then."""
         for name, (total, count) in info.items():
-            for entry in self._header["infos"]:
+            for entry in self._infos:
                 if entry["name"] in (b"", name.encode()):
                     entry["name"] = name.encode()
                     entry["total"] += total
@@ -170,7 +185,9 @@ def map_lane(fd: int | None, spec: Spec, num_envs: int) -> Lane | None:
     if fd is None:
         return None
     try:
-        if os.fstat(fd).st_size >= lane_size(spec, num_envs):
+        size = lane_size(spec, num_envs)
+        pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE  # as some systems have it
+        if os.fstat(fd).st_size in (size, pages):
             return Lane(fd, spec, num_envs)
     except OSError:
         pass

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from libtorchbeast.repeats import RepeatFilter, without_numbers
+from libtorchbeast.text import printable
 
 logger = logging.getLogger("torchbeast")
 
@@ -27,6 +28,7 @@ STACK_S = 1.0  # for a process that hangs to say where
 NUM_ACCIDENTS = 5  # of the same kind that are logged one by one, in a minute
 OUTPUT_LINES = 8  # of what a process has printed, in the report of its end
 NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # later there may be
+MAX_LINE = 300  # characters of a printed line that a report shows
 ABORTED = "Fatal Python error: Aborted"  # what faulthandler begins with
 CANNOT_WORK = 78  # exit code (EX_CONFIG): what the command line says cannot work, now or later
 LATE_S = 3.0  # without a heartbeat
@@ -179,8 +181,8 @@ class Supervisor:
                 self.fail(child, describe_exit(code))
             else:
                 self._watch(child, passed_s)
-        for text in [*self._repeats.overdue(), *self._accidents.overdue()]:
-            logger.warning("%s", text)
+        for level, text in [*self._repeats.overdue(), *self._accidents.overdue()]:
+            logger.log(level, "%s", text)
 
     def late(self) -> list[str]:
         """Who has done nothing for some time, and what becomes of it, for people."""
@@ -321,14 +323,16 @@ class Supervisor:
 
     def _log(self, child: Child, level: int, text: str, separator: str = ": ") -> None:
         # The same text is logged once, whoever said it.
-        shown = self._repeats.take(text, child.name + separator, key=without_numbers(text))
+        key = without_numbers(text)
+        shown = self._repeats.take(text, child.name + separator, key, level)
         if shown is not None:
             logger.log(level, "%s", shown)
 
 
 def _output_of(child: Child) -> str:
     """What a process printed before its end, for people."""
-    return "\n".join(["The last that it printed:", *child.last_output]) if child.last_output else ""
+    lines = [printable(line[:MAX_LINE]) for line in child.last_output]
+    return "\n".join(["The last that it printed:", *lines]) if lines else ""
 
 
 def _first_line(text: str) -> str:

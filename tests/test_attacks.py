@@ -214,6 +214,22 @@ def test_a_revoked_worker_is_sent_away_and_stays_away(certificates, token, tmp_p
         assert "The certificate of stolen is revoked" in try_to_play(it.address, stolen)
 
 
+def test_a_revoked_learner_is_sent_away_where_environments_listen(certificates, token, tmp_path):
+    revoked = tmp_path / "revoked"
+    revoked.write_text("# nobody yet\n")
+    theirs = dataclasses.replace(
+        of_worker(certificates, "127.0.0.1", token), tls_client_certs=True, revoked=revoked
+    )
+    ours = of_worker(certificates, "learner", token)
+    with (
+        serving("127.0.0.1:0", security=theirs) as server,
+        learner(server_addresses=[server.server_address], security=ours) as it,
+    ):
+        it.wait_for_streams(1)
+        revoked.write_text("learner\n")
+        it.wait_for_streams(0)
+
+
 def test_a_worker_cannot_pose_as_the_learner_where_environments_listen(certificates, token, caplog):
     theirs = dataclasses.replace(of_worker(certificates, "127.0.0.1", token), tls_client_certs=True)
     with serving("127.0.0.1:0", security=theirs) as server:
@@ -328,7 +344,7 @@ def test_a_server_makes_no_more_groups_than_it_offers(kind, token, tmp_path, rec
 def test_an_action_outside_the_space_reaches_no_environment_that_listens(
     kind, bad, tmp_path, recorded, caplog
 ):
-    sentence = f"are of no use: An action must be from 0 to 4, got {bad}."
+    sentence = f"cannot be used: An action must be from 0 to 4, got {bad}."
     with serving(address_of(kind, tmp_path), env_class=recorded) as server:
         address = [server.server_address]
         with learner(server_addresses=address, agent=lambda count: 0 * count + bad):
@@ -348,7 +364,9 @@ def test_an_action_outside_the_space_reaches_no_environment_that_dials(
         listen = [address_of(kind, tmp_path)]
         bad = stack.enter_context(learner(listen=listen, agent=lambda count: 0 * count + 5))
         stack.enter_context(client(bad.address, make=lambda: counting_group(1, recorded)))
-        wait_until(lambda: f"makes no sense: {sentence}" in caplog.text)  # the client's word
+        wait_until(
+            lambda: f"sent what breaks a rule: {sentence}" in caplog.text
+        )  # the client's word
         by_learner = "raised:\n" if kind == "tcp" else "Environments were refused: "
         wait_until(lambda: by_learner + sentence in caplog.text)
         assert recorded.taken == []
@@ -405,7 +423,7 @@ def as_json(values):
     ("kind", "answer", "why"),
     [
         ("tcp", [b"\xff" * 9], "Expected an AgentMessage"),
-        ("tcp", [encoded(version=99)], "the other version 99; install the same version"),
+        ("tcp", [encoded(version=99)], "the other version 99; update the older one"),
         ("tcp", [encode_greeting(GREETING), b"\xff" * 9], "Expected an AgentMessage"),
         ("tcp", [encode_greeting(GREETING)] * 2, "Expected Actions, got greeting"),
         ("unix", [as_json({"kind": "greeting", "version": []})], "That is no Greeting"),
@@ -423,7 +441,7 @@ def test_environments_wait_for_a_learner_that_makes_sense(
             make = functools.partial(counting_group, 1, recorded)
             stack.enter_context(client(address, make=make))
             wait_until(lambda: why in caplog.text)
-            assert f"The learner at {address} makes no sense: " in caplog.text
+            assert f"The learner at {address} sent what breaks a rule: " in caplog.text
         with learner(listen=[address]) as it:
             it.wait_for_rollouts(3)
         assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]]

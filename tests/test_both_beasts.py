@@ -198,7 +198,7 @@ def test_an_environment_that_never_works_ends_the_run_with_its_traceback(beast, 
     assert "the simulator is out of tea" in result.stderr
 
 
-def test_what_environments_print_is_in_a_file_and_their_last_words_in_the_report(beast, tmp_path):
+def test_what_environments_print_is_in_a_file_and_their_last_lines_in_the_report(beast, tmp_path):
     what = "import os; print('wheels: 4'); os.write(2, b'libsim: out of tea'); os.abort()"
     env = fragile(tmp_path, 150, what)  # after more steps than a process needs to be healthy
     with Training(beast, tmp_path, "--env", "fragile:make", env=env) as training:

@@ -29,6 +29,7 @@ PURE = {
         "seeding",
         "slow",
         "specs",
+        "text",
         "tree",
     )
 }

@@ -378,7 +378,7 @@ def test_a_server_that_refuses_is_told_with_its_reason(tmp_path, caplog):
     write_secret(token, "secret")
     address = f"unix:{tmp_path}/server"
     with learner(server_addresses=[address]), serving(address, security=Security(token_file=token)):
-        wait_until(lambda: "are of no use: The token must be this end's" in caplog.text)
+        wait_until(lambda: "cannot be used: The token must be this end's" in caplog.text)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -445,7 +445,7 @@ def test_how_a_server_ended_the_call_is_told_though_the_agent_was_thinking(tmp_p
             started.set()
             assert over.wait(30)
             it.thinks.clear()
-            wait_until(lambda: "are of no use: the simulator crashed" in caplog.text)
+            wait_until(lambda: "cannot be used: the simulator crashed" in caplog.text)
     finally:
         server.stop(0)
 

@@ -242,7 +242,7 @@ def name_by_sentence(value: bytes | str) -> str:
         (b"", "must be a Hello, got an empty one"),
         (b"\xff\xff\xff", "Expected an EnvironmentMessage of env.proto, got 3 other bytes"),
         (encode_step(make_row(NESTED, 1)), "must be a Hello, got step"),
-        (hello_with(version=2), "speaks version 1 of the protocol, the other version 2"),
+        (hello_with(version=1), "speaks version 2 of the protocol, the other version 1; update"),
         (hello_with(num_envs=0), "num_envs must be from 1 to 65536, got 0"),
         (hello_with(num_envs=70_000), "num_envs must be from 1 to 65536, got 70000"),
         (hello_with(name="x" * 201), "at most 200 characters, got 201"),

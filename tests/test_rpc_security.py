@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import re
 import shutil
 import stat
@@ -11,17 +12,22 @@ import numpy as np
 import pytest
 
 import torchbeast
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.address import Address, remove_stale_socket
+from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.env_client import LearnerGone
 from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.handshake import Refused, check_token
 from libtorchbeast.rpc.limits import ConnectionRate, Limits
 from libtorchbeast.rpc.security import Security
+from libtorchbeast.shared_lanes import Lane, map_lane
+from libtorchbeast.specs import INT64
 from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.counting import NUM_ACTIONS, counting_group
 from tests.helpers.remote import learner
 from tests.helpers.threads import run_in_threads, wait_until
 from tests.helpers.training import ROOT
+from tests.test_rpc_bad_peers import HELLO, talk
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +103,7 @@ def test_half_given_files_are_reported(certificates, tmp_path):
         Security(tls_client_certs=True).check_listening("127.0.0.1:1")
     with pytest.raises(ValueError, match="tls_ca must be a file that can be read"):
         Security(tls_ca=tmp_path / "none").check_dialing("127.0.0.1:1")
-    (tmp_path / "empty").write_text("\n")
+    write_secret(tmp_path / "empty", "\n")
     with pytest.raises(ValueError, match="token_file must hold a secret"):
         Security(token_file=tmp_path / "empty").read_token()
 
@@ -297,3 +303,61 @@ def test_paths_may_start_with_a_tilde(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_secret(tmp_path / "token", "secret")
     assert Security(token_file=Path("~/token")).read_token() == "secret"
+
+
+def test_a_token_with_half_a_character_is_a_wrong_one():
+    with pytest.raises(Refused, match="The token must be this end's"):
+        check_token("a secret", "\ud800")
+
+
+def test_a_missing_list_of_revoked_names_is_one_sentence(certificates, token, tmp_path):
+    security = Security(
+        tls_ca=certificates.path("ca.pem"),
+        tls_cert=certificates.path("learner.pem"),
+        tls_key=certificates.path("learner.key"),
+        tls_client_certs=True,
+        revoked=tmp_path / "none",
+        token_file=token,
+    )
+    with pytest.raises(ValueError, match="revoked must be a file that can be read"):
+        EnvironmentServer(lambda _: counting_group(1), "127.0.0.1:0", security=security)
+
+
+def test_a_token_file_is_read_when_it_changes_and_not_at_each_call(token, monkeypatch):
+    reads = []
+    read_token = Security.read_token
+    monkeypatch.setattr(Security, "read_token", lambda self: reads.append(None) or read_token(self))
+    check = CallerCheck(Security(token_file=token), is_learner_expected=False)
+    for _ in range(3):
+        check("a secret", {})
+        with pytest.raises(Refused):
+            check("a guess", {})
+    assert len(reads) == 1
+    write_secret(token, "another\n")
+    check("another", {})
+    assert len(reads) == 2
+
+
+def test_a_certificate_that_cannot_be_revoked_is_refused_where_names_are(tmp_path):
+    revoked = tmp_path / "revoked"
+    revoked.touch()
+    nameless = {"x509_pem_cert": [b"..."]}
+    with pytest.raises(Refused, match="must have a name"):
+        CallerCheck(Security(revoked=revoked), is_learner_expected=False)("", nameless)
+    assert CallerCheck(Security(), is_learner_expected=False)("", nameless) == ""
+
+
+def test_who_guesses_tokens_is_slowed_down(token):
+    limits = Limits(connections_at_once=2, connections_per_s=0.001)
+    security = Security(token_file=token)
+    with learner(listen=["127.0.0.1:0"], limits=limits, security=security) as it:
+        codes = [talk(it.address, [HELLO], token="a guess")[1] for _ in range(3)]
+    assert codes == ["UNAUTHENTICATED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED"]
+
+
+def test_a_lane_of_another_layout_is_not_mapped():
+    lane = Lane.create(Spec(INT64), 1000)
+    assert map_lane(os.dup(lane.fd), Spec(INT64), 10) is None
+    same = map_lane(os.dup(lane.fd), Spec(INT64), 1000)
+    assert same is not None
+    same.close()

@@ -23,6 +23,7 @@ from libtorchbeast.supervisor import (
     HEALTHY_PROGRESS,
     MAX_FAILURES,
     MAX_GAP_S,
+    MAX_LINE,
     NUM_ACCIDENTS,
     BackOff,
     Child,
@@ -356,6 +357,25 @@ def test_a_flood_of_different_texts_is_dropped(clock):
     assert [repeats.take(str(i)) for i in range(5)] == ["0", "1", "2", None, None]
     clock.sleep(61)
     assert repeats.take("5") == "5"
+
+
+def test_what_is_folded_keeps_its_level(clock):
+    repeats = RepeatFilter()
+    for _ in range(3):
+        repeats.take("hello", level=logging.INFO)
+    clock.sleep(61)
+    assert repeats.overdue() == [(logging.INFO, "hello (again, 2 times since)")]
+
+
+def test_lines_in_a_report_are_short_and_printable(clock, caplog):
+    fakes = Fakes(1, max_failures=2)
+    fakes.supervisor.poll()
+    fakes[0].output = ["\x1b[2J" + "x" * 10_000]
+    fakes[0].code = 1
+    fakes.supervisor.poll()
+    [line] = [line for line in caplog.text.splitlines() if "xxx" in line]
+    assert line.startswith("?[2Jxxx")
+    assert len(line) == MAX_LINE
 
 
 def test_the_end_is_asked_for_and_then_forced(clock, caplog):

@@ -141,8 +141,8 @@ void Client::play(const Player& player, Stream& stream) {
   if (!answer) {
     return;
   }
-  if (!answer->has_greeting() || answer->greeting().version() != 1) {
-    throw std::runtime_error("Expected a Greeting of version 1, got something else.");
+  if (!answer->has_greeting() || answer->greeting().version() != 2) {
+    throw std::runtime_error("Expected a Greeting of version 2, got something else.");
   }
   const bool knows_truncation = answer->greeting().knows_truncation();
   log("Playing with the learner at " + options_.address + ".");

@@ -29,7 +29,7 @@ class Group {
   proto::EnvironmentMessage hello(const std::string& name) const {
     proto::EnvironmentMessage message;
     proto::Hello& hello = *message.mutable_hello();
-    hello.set_version(1);
+    hello.set_version(2);
     hello.set_name(name);
     hello.set_num_envs(static_cast<std::uint32_t>(slots_.size()));
     proto::ArraySpec& observation = *hello.mutable_observation()->mutable_array();

@@ -52,7 +52,7 @@ export class Group {
     const { observationSize, numActions } = this.Environment;
     return {
       hello: {
-        version: 1,
+        version: 2,
         name,
         num_envs: this.slots.length,
         observation: { array: { dtype: "float32", shape: [observationSize] } },

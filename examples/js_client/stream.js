@@ -152,8 +152,8 @@ export class Client {
   // One stream, from its start to its end, which is an error.
   async #play(player) {
     const { greeting } = await this.connection.exchange(player.hello, HANDSHAKE_MS);
-    if (greeting?.version !== 1) {
-      throw new Error("Expected a Greeting of version 1, got something else.");
+    if (greeting?.version !== 2) {
+      throw new Error("Expected a Greeting of version 2, got something else.");
     }
     this.#log(`Playing with the learner at ${this.options.address}.`);
     let message = player.firstStep();

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from libtorchbeast.rpc.handshake import Refused, check_token, printable
+from libtorchbeast.rpc.handshake import Refused, check_token
+from libtorchbeast.text import printable
 
 logger = logging.getLogger("torchbeast")
 
@@ -19,14 +20,14 @@ Stamp = tuple[tuple[int, int, int], ...]
 def stamp_of(paths: Sequence[Path]) -> Stamp:
     """Another one whenever one of these files is another; OSError."""
     stats = [os.stat(path.expanduser()) for path in paths]
-    return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
+    return tuple((stat.st_ino, stat.st_ctime_ns, stat.st_size) for stat in stats)
 
 
 class Changing:
     """What some files say, read anew when they change; while they cannot be read, as it was."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Any]) -> None:
-        """`read` raises ValueError or OSError if the files are of no use."""
+        """`read` raises ValueError or OSError if the files cannot be used."""
         self._paths = paths
         self._read = read
         self._stamp = stamp_of(paths)
@@ -69,21 +70,36 @@ class CallerCheck:
         """`security` is that of the end that listens."""
         self._security = security
         self._revoked = RevokedNames(security.revoked)
+        self._token = ""
+        self._stamp: Stamp = ()
         self._is_learner_expected = is_learner_expected
 
     def __call__(self, token: str, identity: Mapping[str, Sequence[bytes]]) -> str:
         """The name in the caller's certificate, which may be empty; `Refused`."""
         try:
-            expected = self._security.read_token()
-        except ValueError as error:
+            expected = self._read_token()
+        except (OSError, ValueError) as error:
             logger.warning("Nobody can dial in: %s", error)
             raise Refused("UNAVAILABLE", "This end cannot read its token now; wait.") from error
         check_token(expected, token)
         name = name_of(identity)
+        if self._security.revoked is not None and identity.get("x509_pem_cert") and not name:
+            text = "A certificate must have a name (CN) here, by which it can be revoked; got none."
+            raise Refused("UNAUTHENTICATED", text)
         self.check_name(name)
         if self._is_learner_expected:
             check_no_worker(identity)
         return name
+
+    def _read_token(self) -> str:
+        """As it is now; its file is read again when it changes."""
+        path = self._security.token_file
+        if path is None:
+            return self._security.read_token()
+        stamp = stamp_of([path])
+        if stamp != self._stamp:
+            self._token, self._stamp = self._security.read_token(), stamp
+        return self._token
 
     def check_name(self, name: str) -> None:
         """`Refused` if it is revoked by now."""
@@ -92,7 +108,7 @@ class CallerCheck:
 
 
 class RevokedNames:
-    """Names in certificates that are let in no more; the file may change at any time."""
+    """Names in certificates that are refused; the file may change at any time."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = Changing([path], lambda: _names_in(path)) if path is not None else None

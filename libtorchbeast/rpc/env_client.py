@@ -28,20 +28,20 @@ from libtorchbeast.rpc.handshake import (
     Refused,
     greeting_from_json,
     invalid,
-    printable,
     refusal_from_json,
 )
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
 from libtorchbeast.supervisor import BackOff
+from libtorchbeast.text import printable
 
 logger = logging.getLogger("torchbeast")
 
 HANDSHAKE_S = 150.0  # a learner may be building its model
 ACTION_S = 600.0  # and may be held up for a while later, too
 FLUSH_S = 2.0
-GOODBYE_S = 1.0  # for a learner that closed a lane to say why
+REASON_S = 1.0  # for a learner that closed a lane to say why
 STOP_S = 1.0
 REFUSED_S, MAX_REFUSED_S = 5.0, 60.0  # between calls of a learner that does not want us
 
@@ -128,7 +128,7 @@ class EnvironmentClient:
             return back_off.next_s()
         what = f"The learner at {self._address} refused these environments"
         if isinstance(error, BadAnswer):
-            what = f"The learner at {self._address} makes no sense"
+            what = f"The learner at {self._address} sent what breaks a rule"
         elif isinstance(error, NotReady):
             what = f"These environments cannot dial {self._address}"
         self._log(f"{what}: {why}. Asking again now and then.", logging.WARNING)
@@ -271,10 +271,10 @@ def gone_for(refused: Refused) -> LearnerGone:
 
 async def why_closed(link: LaneLink, connection: Any) -> LearnerGone:
     """What the learner said when it closed a lane, if it does so soon (in `Turns`)."""
-    message = link.last_words
+    message = link.message
     if message is None:
         with contextlib.suppress(EOFError, OSError, TimeoutError, UnknownProtocol):
-            message = await next_message(connection, GOODBYE_S)
+            message = await next_message(connection, REASON_S)
     if message is None or message["kind"] != "refused":
         return LearnerGone("It closed the lane.")
     return gone_for(refusal_from_json(message))
@@ -378,7 +378,7 @@ def end_of_call(error: Any) -> Exception:
 
 
 async def send_failure(call: Any, text: str) -> None:
-    """The last words of environments, if anybody listens."""
+    """What the environments failed with, if anybody listens."""
     import grpc.aio
 
     from libtorchbeast.rpc.messages import encode_failure

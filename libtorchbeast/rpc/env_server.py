@@ -28,7 +28,6 @@ from libtorchbeast.rpc.handshake import (
     MAX_TEXT,
     Hello,
     Refused,
-    encodable,
     greeting_from_json,
     invalid,
     refusal_from_json,
@@ -36,6 +35,7 @@ from libtorchbeast.rpc.handshake import (
 from libtorchbeast.rpc.limits import Admission, Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import Lane, LaneClosed, map_lane
+from libtorchbeast.text import encodable
 
 logger = logging.getLogger("torchbeast")
 
@@ -70,13 +70,13 @@ class EnvironmentServer:
         self._name = name
         self._num_streams = num_streams
         self._security = security or Security()
+        self._security.check_listening(server_address)
         self._limits = limits or Limits(max_streams=MAX_STREAMS)
         self._tick = tick
         self._admission = Admission(self._limits)
         self._check_caller = CallerCheck(self._security, is_learner_expected=True)
         self._is_stopped = False
         self._stop: Callable[[], object] = lambda: None
-        self._security.check_listening(server_address)
         self.server_address = server_address
 
     def run(self, on_listening: Callable[[str], None] = lambda address: None) -> None:
@@ -174,6 +174,8 @@ class EnvironmentServer:
             text = encodable("".join(traceback.format_exception(error.__cause__)))
             logger.error("%s", text)
             _say(peer, "failure", text=text[-MAX_TEXT:])
+        except Exception:  # of one peer: the others go on
+            logger.exception("A peer at %s could not be served.", self.server_address)
         finally:
             peer.close()
 

@@ -41,6 +41,7 @@ from libtorchbeast.rpc.grpc_relay import private_address, relay
 from libtorchbeast.rpc.grpc_streams import (
     INTRODUCE,
     READ,
+    READ_GREETING,
     STEP,
     Read,
     Watched,
@@ -56,8 +57,6 @@ from libtorchbeast.rpc.handshake import (
     Refused,
     hello_from_json,
     learner_is_ending,
-    printable,
-    printable_lines,
     status_text,
 )
 from libtorchbeast.rpc.lane_handover import Host, Stall, raise_said, until_readable
@@ -75,6 +74,7 @@ from libtorchbeast.rpc.messages import (
 from libtorchbeast.rpc.steps import StepReader, encode_actions
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed, allow_descriptors
 from libtorchbeast.supervisor import BackOff
+from libtorchbeast.text import printable, printable_lines
 
 LOOK_FOR_SOCKET_S = 0.5
 MAX_PAUSE_S = 5.0  # between two calls of an address
@@ -216,7 +216,9 @@ class Gateway:
         try:
             with self._playing(hello, stream.peer):
                 if accept is not None:
+                    stream.expect(READ_GREETING, self._limits.write_s)
                     await write(accept)
+                    stream.has_done(READ_GREETING)
                 await self._carry(stream, lane, read, write)
         except LaneClosed as error:
             raise self._ending() from error
@@ -342,7 +344,8 @@ class Gateway:
                     self._report(text, current.address)
                     current = await self._start_again(current.address)
         finally:
-            await current.server.stop(STOP_S)
+            if current.server._server.is_running():  # else it cannot be stopped again
+                await current.server.stop(STOP_S)
 
     async def _start_again(self, address: str) -> _Server:
         while True:
@@ -390,6 +393,7 @@ class Gateway:
         """One host of this machine that dialled in."""
 
         async def serve(stream: Watched) -> None:
+            self._admission.count(stream)
             with self._admission.introduction(stream):
                 message = await host.next(self._limits.handshake_s)
                 if message is None or message["kind"] != "hello":
@@ -409,6 +413,7 @@ class Gateway:
         """One stream of environments that dialled in."""
 
         async def serve(stream: Watched) -> None:
+            self._admission.count(stream)
             # Before anything is read: what nobody asks for stays in the sender's memory.
             token = token_in(context.invocation_metadata())
             try:
@@ -531,7 +536,7 @@ class Gateway:
                     await self._call(stream)
         except Refused as error:
             self._wait_for(address, str(error))
-            self._report(f"The environments at {address} are of no use: {error}", address)
+            self._report(f"The environments at {address} cannot be used: {error}", address)
         except EnvironmentFailed as error:
             self._wait_for(address, "an environment failed")
             self._report(printable_lines(str(error)), address, "environment_failed")
@@ -552,7 +557,7 @@ class Gateway:
             text = printable(error.details() or error.code().name)
             if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                 self._wait_for(address, text)
-                self._report(f"The environments at {address} are of no use: {text}", address)
+                self._report(f"The environments at {address} cannot be used: {text}", address)
                 return
         what = "went away" if stream.num_steps else "cannot be reached yet"
         self._wait_for(address, text)

@@ -34,6 +34,7 @@ from libtorchbeast.shared_lanes import (
     allow_descriptors,
     close_free_lane,
 )
+from libtorchbeast.slow import SAY_AGAIN_S, SAY_S
 from libtorchbeast.specs import INT64, canonical
 from libtorchbeast.supervisor import Child, Supervisor
 
@@ -44,7 +45,6 @@ STOP_S = 5.0  # for it to end when it was asked to
 HANG_S = 30.0  # a gateway without a heartbeat for so long hangs
 WAIT_SLICE_S = 0.1
 MEMORY_SHARE = 0.5  # of this machine's, for rollouts of environments elsewhere
-SAY_S, SAY_AGAIN_S = 10.0, 60.0  # until a word about who is missing, and the next one
 MAX_NAMED = 4  # addresses in such a word
 
 

@@ -20,7 +20,8 @@ import grpc
 from grpc._cython import cygrpc
 
 from libtorchbeast.rpc.grpc_streams import LinkLost
-from libtorchbeast.rpc.handshake import Refused, encodable
+from libtorchbeast.rpc.handshake import Refused
+from libtorchbeast.text import encodable
 
 logger = logging.getLogger("torchbeast")
 

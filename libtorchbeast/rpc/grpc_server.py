@@ -14,8 +14,15 @@ from libtorchbeast.environments import Group
 from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.env_server import Groups
 from libtorchbeast.rpc.grpc_calls import Call, CallServer
-from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, LinkLost, StreamLink, Watched
-from libtorchbeast.rpc.handshake import Hello, Refused, encodable, status_text
+from libtorchbeast.rpc.grpc_streams import (
+    INTRODUCE,
+    READ_GREETING,
+    READ_STATUS,
+    LinkLost,
+    StreamLink,
+    Watched,
+)
+from libtorchbeast.rpc.handshake import Hello, Refused, status_text
 from libtorchbeast.rpc.limits import Admission, Limits, server_options
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
@@ -25,11 +32,12 @@ from libtorchbeast.rpc.messages import (
     token_in,
 )
 from libtorchbeast.rpc.security import Security
+from libtorchbeast.text import encodable
 
 logger = logging.getLogger("torchbeast")
 
 ANSWER_S = 600.0  # until the learner must have answered: it may be held up for a while
-LAST_WORDS_S = 2.0
+STATUS_S = 2.0  # for the other end to read how the stream ended
 
 
 class StreamServer:
@@ -74,6 +82,10 @@ class StreamServer:
         self._tick()
         for stream in list(self._streams):
             stream.check()
+            try:
+                self._check_caller.check_name(stream.certified_name)
+            except Refused as error:
+                stream.end(error)
 
     async def _play(self, call: Call) -> None:
         """One stream."""
@@ -81,7 +93,7 @@ class StreamServer:
         self._streams.add(stream)
         try:
             code, text = await self._serve(stream, call)
-            stream.expect(READ, LAST_WORDS_S)
+            stream.expect(READ_STATUS, STATUS_S)
             await call.finish(code, status_text(text))
         except LinkLost:
             pass  # nobody is there to hear it
@@ -103,19 +115,22 @@ class StreamServer:
         except Exception as error:
             text = encodable("".join(traceback.format_exception(error)))
             logger.error("%s", text)
-            stream.expect(READ, LAST_WORDS_S)
+            stream.expect(READ_STATUS, STATUS_S)
             await call.write(encode_failure(text))
             return "UNKNOWN", f"{type(error).__name__}: {error}"
         return "OK", ""
 
     async def _introduce_and_play(self, stream: Watched, call: Call) -> None:
         stream.expect(INTRODUCE, self._limits.handshake_s)
-        self._check_caller(token_in(call.metadata), call.identity)
+        self._admission.count(stream)
+        stream.certified_name = self._check_caller(token_in(call.metadata), call.identity)
         with self._admission.introduction(stream):
             greeting = decode_greeting(await call.read())
         stream.has_done(INTRODUCE)
         with self._admission.play(), self._groups.new(greeting.knows_truncation) as group:
             hello = self._introduce(group)
+            stream.expect(READ_GREETING, self._limits.write_s)
             await call.write(encode_hello(hello))
+            stream.has_done(READ_GREETING)
             link = StreamLink(hello, call.exchange, stream, ANSWER_S)
             await play(group, link, knows_truncation=greeting.knows_truncation)

@@ -23,9 +23,10 @@ from libtorchbeast.specs import (
     discrete,
     has_offsets,
 )
+from libtorchbeast.text import printable
 from libtorchbeast.tree import leaves_of
 
-VERSION = 1
+VERSION = 2
 _INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 DTYPES = frozenset(["bool", *_INTEGERS, "float16", "float32", "float64"])
 MAX_LEAVES = 256
@@ -232,18 +233,23 @@ def check_version(version: int) -> None:
         raise Refused(
             "FAILED_PRECONDITION",
             f"This end speaks version {VERSION} of the protocol, the other version {version}; "
-            "install the same version of torchbeast at both ends.",
+            "update the older one: the same version of torchbeast at both ends, and in a client of "
+            "your own what env.proto says.",
         )
 
 
 def check_token(expected: str, given: str) -> None:
     """Raise `Refused` unless they are the same, in a time that does not depend on how alike."""
-    if expected and not hmac.compare_digest(expected.encode(), given.encode()):
+    if expected and not hmac.compare_digest(*map(_token_bytes, (expected, given))):
         what = "another one" if given else "none"
         raise Refused(
             "UNAUTHENTICATED",
             f"The token must be this end's, got {what}; give both ends the same --token_file.",
         )
+
+
+def _token_bytes(token: str) -> bytes:
+    return token.encode(errors="surrogatepass")  # JSON may bring half a character
 
 
 def check_fit(expected: Spec | None, got: Spec) -> None:
@@ -290,17 +296,3 @@ def invalid(text: str) -> Refused:
 def status_text(text: str) -> str:
     """Short enough for a status."""
     return text if len(text) <= MAX_STATUS_TEXT else "... " + text[-MAX_STATUS_TEXT:]
-
-
-def encodable(text: str) -> str:
-    """Without lone surrogates, which names of files may have and UTF-8 has no bytes for."""
-    return text.encode(errors="replace").decode()
-
-
-def printable(text: str) -> str:
-    """Without characters that would do something to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def printable_lines(text: str) -> str:
-    return "\n".join(printable(line) for line in text.splitlines())

@@ -6,13 +6,9 @@ import time
 from typing import Any
 
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.rpc.handshake import (
-    MAX_TEXT,
-    EnvironmentFailed,
-    printable,
-    refusal_from_json,
-)
+from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, refusal_from_json
 from libtorchbeast.shared_lanes import AGENT, Lane
+from libtorchbeast.text import printable
 
 
 class Host:

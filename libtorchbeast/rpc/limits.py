@@ -29,7 +29,7 @@ class Limits:
     connections_at_once: int = 1024
     """New streams from one host, in a burst."""
     handshake_s: float = 20.0
-    """Until somebody who dialled must have introduced himself."""
+    """Until whoever dialled must have introduced itself."""
     build_s: float = 600.0
     """Until environments that we dialled must have: they are made first."""
     step_s: float = 600.0
@@ -63,13 +63,16 @@ class Admission:
         self._silent: dict[Stream, str] = {}  # their hosts; the oldest stream comes first
         self._num_playing = 0
 
+    def count(self, stream: Stream) -> None:
+        """Each new stream, before anything else; `Refused` if its host opens too many."""
+        self._rate.take(stream.peer)
+
     @contextlib.contextmanager
     def introduction(self, stream: Stream) -> Iterator[None]:
         """Until it has introduced itself: apart from those who play, whose places it never takes.
 
         If there are too many, the oldest of the host that has most of them is ended.
         """
-        self._rate.take(stream.peer)
         if len(self._silent) >= self._limits.max_introductions:
             [(crowd, _)] = Counter(self._silent.values()).most_common(1)
             oldest = next(other for other, host in self._silent.items() if host == crowd)

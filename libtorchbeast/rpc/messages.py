@@ -18,11 +18,10 @@ from libtorchbeast.rpc.handshake import (
     Refused,
     check_hello,
     check_version,
-    encodable,
     invalid,
-    printable,
 )
 from libtorchbeast.specs import ArraySpec, Bound
+from libtorchbeast.text import encodable, printable
 
 LEARNER_METHOD = ("torchbeast.v1.Learner", "Play")
 ENVIRONMENTS_METHOD = ("torchbeast.v1.Environments", "Play")

@@ -60,10 +60,10 @@ class Security:
         if self.token_file is None:
             token = secret.token()
         else:
-            token = read_file(self.token_file, "token_file").decode(errors="replace").strip()
+            data = read_private_file(self.token_file, "token_file")
+            token = data.decode(errors="replace").strip()
             if not token:
                 raise ValueError(f"token_file must hold a secret, {self.token_file} is empty.")
-            check_private(self.token_file, "token_file")
         if len(token) > MAX_TOKEN or not (token.isascii() and token.isprintable()):
             raise ValueError(
                 f"A token is one line of at most {MAX_TOKEN} ASCII characters, got something else."
@@ -216,17 +216,24 @@ class Security:
 
 
 def read_file(path: Path, name: str) -> bytes:
-    try:
-        return path.expanduser().read_bytes()
-    except OSError as error:
-        raise ValueError(f"{name} must be a file that can be read, got {path}: {error}.") from error
+    return _read(path, name)[0]
 
 
-def check_private(path: Path, name: str) -> None:
-    """ValueError, with the command to run, if others than its owner can read a file."""
-    mode = stat.S_IMODE(os.stat(path.expanduser()).st_mode)
+def read_private_file(path: Path, name: str) -> bytes:
+    """ValueError, with the command to run, if others than its owner can read it."""
+    data, mode = _read(path, name)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ValueError(
             f"{name} must be readable by its owner only, {path} has mode {mode:04o}; "
             f"run: chmod 600 {shlex.quote(str(path))}"
         )
+    return data
+
+
+def _read(path: Path, name: str) -> tuple[bytes, int]:
+    """What is in a file, and its mode."""
+    try:
+        with path.expanduser().open("rb") as file:
+            return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    except OSError as error:
+        raise ValueError(f"{name} must be a file that can be read, got {path}: {error}.") from error

@@ -1,0 +1,15 @@
+"""Texts of others, made fit to be shown and sent. Nothing here is compiled."""
+
+
+def printable(text: str) -> str:
+    """Without characters that would do something to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def printable_lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.splitlines())
+
+
+def encodable(text: str) -> str:
+    """Without lone surrogates, which names of files may have and UTF-8 has no bytes for."""
+    return text.encode(errors="replace").decode()
