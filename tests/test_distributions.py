@@ -49,7 +49,8 @@ def as_oracle(name, params):
     if name == "bits":
         return oracle.Independent(oracle.Bernoulli(logits=params), 1)
     mean, log_std = params.chunk(2, dim=-1)
-    normal = oracle.Normal(mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD).exp())
+    limit = torch.where(log_std > 0, MAX_LOG_STD, -MIN_LOG_STD)
+    normal = oracle.Normal(mean, (log_std / (1 + (log_std / limit) ** 2).sqrt()).exp())
     middle, scale = torch.tensor((LOW + HIGH) / 2), torch.tensor((HIGH - LOW) / 2)
     if name == "unbounded":
         return oracle.Independent(normal, 1)
@@ -194,3 +195,36 @@ def test_masks_of_several_choices_and_of_bits():
     )
     assert (action[:, 1] == 0).all()
     assert action[:, 0].any()
+
+
+# --- Limits -----------------------------------------------------------------------------------
+
+
+def test_one_set_of_logits_without_other_dimensions_will_do():
+    for family in (Categorical(3), MultiCategorical([2, 3])):
+        params = random_params(family)
+        assert family.log_prob(params, family.sample(params)).shape == ()
+
+
+def test_huge_bounds_are_none():
+    family = Gaussian(np.array([-3e38, -1.0]), np.array([3e38, 1.0]))
+    assert family.bounded.tolist() == [False, True]
+    action = family.sample(torch.zeros(1000, 4))
+    assert action.abs().max() < 100
+    with pytest.raises(ValueError, match="need bounds within 1,000,000"):
+        SquashedGaussian(np.array([-1e6]), np.array([1e6]))
+
+
+def test_a_deviation_at_its_limit_has_a_gradient():
+    """Of log_std: 0 at 0 with slope 1, within the limits, and never flat."""
+    family = Gaussian(np.full(1, -np.inf), np.full(1, np.inf))
+    x = torch.tensor([-200.0, -50.0, -5.0, 0.0, 2.0, 20.0, 100.0], requires_grad=True)
+    entropy = family.entropy(torch.stack([torch.zeros_like(x), x], dim=-1))
+    log_std = entropy - 0.5 * math.log(2 * math.pi * math.e)
+    assert abs(log_std[3].item()) < 1e-6
+    assert (log_std.diff() > 0).all()
+    assert ((log_std >= MIN_LOG_STD - 1e-4) & (log_std <= MAX_LOG_STD + 1e-4)).all()
+    (slope,) = torch.autograd.grad(entropy.sum(), x)
+    assert slope[3] == 1
+    assert (slope > 0).all()
+    assert family.sample(torch.tensor([0.0, 1e38])).isfinite().all()

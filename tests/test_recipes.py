@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from libtorchbeast.rows import Spec
-from libtorchbeast.specs import discrete, spec_of_space
+from libtorchbeast.specs import ArraySpec, discrete, spec_of_space
 from tests.helpers.specs import spec_for
 from torchbeast import monobeast, polybeast_learner
 from torchbeast.core.settings import Settings
@@ -68,3 +68,18 @@ def test_remote_environments_with_the_papers_recipe_have_it_at_once():
 )
 def test_numbers_get_the_settings_of_vectors(space):
     assert recipes._for_frames(Spec(spec_of_space(space), discrete(2)), "auto") == recipes.VECTOR
+
+
+@pytest.mark.parametrize("model", ["auto", "deep", "package.module:Class"])
+def test_images_in_a_tree_get_the_settings_of_images(model):
+    image = ArraySpec("uint8", (84, 84))
+    for observation in (
+        {"camera": image, "speed": ArraySpec("float32", (2,))},
+        {"camera": image, "action_mask": ArraySpec("int8", (2,))},
+    ):
+        assert recipes._for_frames(Spec(observation, discrete(2)), model) == {}
+
+
+def test_vectors_in_a_tree_get_the_settings_of_vectors():
+    observation = (ArraySpec("float32", (2,)), ArraySpec("float32", (3,)))
+    assert recipes._for_frames(Spec(observation, discrete(2)), "auto") == recipes.VECTOR

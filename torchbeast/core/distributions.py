@@ -24,11 +24,15 @@ from torch import Tensor
 
 from libtorchbeast.specs import ArraySpec, describe
 from libtorchbeast.tree import leaves_of, map_tree
+from torchbeast.core.vtrace import action_log_probs
 
 IMPOSSIBLE = -1e9
 """The logit of a masked action: its probability is exactly 0, and all gradients are finite."""
 
 MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
+
+MAX_BOUND = 1e6
+"""Bounds that are farther away are as good as none: nobody means to draw from all of it."""
 
 
 class Distribution(Protocol):
@@ -96,15 +100,14 @@ class Categorical:
     def sample(self, params: Tensor) -> Tensor:
         # Also for numbers that are not finite, which the learner finds out about.
         probabilities = F.softmax(params.detach().nan_to_num(), dim=-1)
-        drawn = torch.multinomial(probabilities.flatten(0, -2), num_samples=1)
+        drawn = torch.multinomial(probabilities.view(-1, self.num_params), num_samples=1)
         return drawn.view(params.shape[:-1])
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(dim=-1)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        log_probs = F.log_softmax(params, dim=-1)
-        return log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+        return action_log_probs(params, action)
 
     def entropy(self, params: Tensor) -> Tensor:
         log_probs = F.log_softmax(params, dim=-1)
@@ -190,11 +193,11 @@ class Gaussian:
     """
 
     def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
-        """The bounds, of the action's shape; infinite where there is none."""
+        """The bounds, of the action's shape; infinite, or beyond MAX_BOUND, where there is none."""
         self._shape = low.shape
         self._size = math.prod(low.shape)
         self.num_params = 2 * self._size
-        bounded = np.isfinite(low) & np.isfinite(high) & (low < high)
+        bounded = (low < high) & (np.maximum(abs(low), abs(high)) < MAX_BOUND)
         with np.errstate(invalid="ignore"):  # inf - inf, where it is not used
             middle = np.where(bounded, low / 2 + high / 2, 0.0)
             scale = np.where(bounded, high / 2 - low / 2, 1.0)
@@ -223,7 +226,7 @@ class Gaussian:
 
     def _mean_and_log_std(self, params: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = params.split(self._size, dim=-1)
-        return mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
+        return mean, _soft_bound(log_std)
 
     def _to_action(self, draw: Tensor) -> Tensor:
         action = self._middle.to(draw.device) + self._scale.to(draw.device) * draw
@@ -243,7 +246,10 @@ class SquashedGaussian(Gaussian):
     def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
         super().__init__(low, high)
         if not self.bounded.all():
-            raise ValueError(f"Squashed actions need bounds, got {low} to {high}.")
+            raise ValueError(
+                f"Squashed actions need bounds within {MAX_BOUND:,.0f}, got {low} to {high}; leave "
+                "--squash_actions out."
+            )
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         mean, log_std = self._mean_and_log_std(params)
@@ -304,6 +310,13 @@ _NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 # Points and weights of the mean of a function of a standard normal variable.
 _POINTS, _WEIGHTS = (x.tolist() for x in np.polynomial.hermite_e.hermegauss(24))
 _WEIGHTS = [w / math.sqrt(2 * math.pi) for w in _WEIGHTS]
+
+
+def _soft_bound(log_std: Tensor) -> Tensor:
+    """Between the limits, with 0 at 0 and slope 1 there, and some slope everywhere: what is held at
+    a limit can come back."""
+    limit = torch.where(log_std > 0, MAX_LOG_STD, -MIN_LOG_STD)
+    return log_std / torch.hypot(torch.ones_like(log_std), log_std / limit)
 
 
 def _normal_log_prob(draw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.tree import leaves_of
+from torchbeast.core.distributions import MAX_BOUND
 from torchbeast.errors import UsageError
 
 MIN_IMAGE_SIDE = 32  # smaller boards are left to the MLP
-MAX_BOUND = 1e6  # more is as good as unbounded
 USUAL_FLOATS = (1.0, 32.0)  # bounds between which floats are left as they are
 CHUNK = 8  # frames that stay in a core's cache from one operation to the next
 

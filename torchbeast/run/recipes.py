@@ -7,7 +7,7 @@ Each value was found by running it (docs/results.md).
 from typing import Any
 
 from libtorchbeast.rows import Spec
-from libtorchbeast.specs import ArraySpec
+from libtorchbeast.specs import split_mask
 from libtorchbeast.tree import leaves_of
 from torchbeast.envs import REMOTE, EnvOptions, is_atari, look_at
 from torchbeast.errors import UsageError
@@ -72,11 +72,9 @@ def _for_frames(spec: Spec, model: str) -> dict[str, Any]:
     """By the encoder that these frames get; one's own model has what `auto` would have."""
     if any("float" in leaf.dtype for _, leaf in leaves_of(spec.action)):
         return FLOAT_ACTIONS
-    frame = spec.observation
-    if not isinstance(frame, ArraySpec):
-        return VECTOR
     if ":" in model:
-        is_image = find_layout(frame.shape) is not None
+        frame, _ = split_mask(spec.observation)
+        is_image = any(find_layout(leaf.shape) is not None for _, leaf in leaves_of(frame))
     else:
         is_image = choose_encoder(model, spec) != "mlp"
     return {} if is_image else VECTOR
