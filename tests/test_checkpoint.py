@@ -156,3 +156,29 @@ def test_an_unreadable_checkpoint_falls_back_to_the_one_before(tmp_path, caplog,
     assert learner.stats.step == 20
     what = {"cut": "cannot be read", "gone": "is missing"}[damage]
     assert f"{path} {what}; using model-step-20.tar instead, of step 20." in caplog.text
+
+
+def test_only_the_newest_is_kept_if_one_is_asked_for(tmp_path):
+    for step, number in ((10, 3), (20, 3), (30, 1)):
+        flags = dataclasses.replace(FLAGS, keep_checkpoints=number)
+        save_at(tmp_path / "model.tar", step, flags=flags)
+    assert steps_in(tmp_path) == {"model.tar": 30}
+
+
+def test_the_best_checkpoint_is_read_once_at_most(tmp_path, monkeypatch):
+    reads = []
+    load = checkpoint.load
+    monkeypatch.setattr(checkpoint, "load", lambda path: reads.append(path) or load(path))
+    for step, mean in enumerate([1.0, 3.0, 2.0, 4.0], start=1):
+        save_at(tmp_path / "model.tar", step, [mean] * 100)
+    assert reads == [tmp_path / "model-best.tar"]
+    assert steps_in(tmp_path)["model-best.tar"] == 4
+
+
+@pytest.mark.parametrize("name", ["squash_actions", "normalize_observations", "use_lstm"])
+def test_another_policy_is_refused(tmp_path, name):
+    path = tmp_path / "model.tar"
+    checkpoint.save(path, make_learner(), FLAGS)
+    flags = dataclasses.replace(FLAGS, **{name: True})
+    with pytest.raises(UsageError, match=f"trained with --{name} False, got True"):
+        checkpoint.resume(path, make_learner(), flags)

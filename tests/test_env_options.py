@@ -179,3 +179,13 @@ def test_a_factory_that_takes_a_render_mode_is_filmed_at_its_own_speed(tmp_path)
 def test_what_cannot_be_filmed_is_said_in_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="must render to rgb_array"):
         film(f"{TASKS}:corridor", tmp_path / "none.mp4")
+
+
+def test_the_papers_recipe_with_wrappers_names_the_flag_that_helps():
+    options = EnvOptions(
+        env="PongNoFrameskip-v4", episodic_life=True, wrappers="gymnasium.wrappers:NormalizeReward"
+    )
+    with pytest.raises(UsageError, match=r"--recipe paper sets.* add --no-episodic-life"):
+        make_envs(options, 1, 1)
+    args = ["--recipe", "paper", "--no-episodic-life"]
+    assert parse(monobeast.Flags, args).episodic_life is False

@@ -3,6 +3,7 @@
 import pytest
 
 from torchbeast import monobeast
+from torchbeast.core.learner import NothingFinite
 from torchbeast.run import recipes
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.flags import default_flags, with_values
@@ -110,3 +111,16 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(args, sentence, capsys):
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+def test_numbers_that_are_none_are_refused(capsys):
+    assert parse("--env", "Catch", "--entropy_cost", "nan") == 2
+    assert "entropy_cost must be a number, got nan." in capsys.readouterr().err
+
+
+def test_gradients_that_stay_infinite_are_one_sentence(capsys):
+    def main(flags):
+        raise NothingFinite("The gradient must be finite.")
+
+    assert run_command_line(monobeast.Flags, main, ["--env", "Catch"]) == 1
+    assert capsys.readouterr().err == "error: The gradient must be finite.\n"

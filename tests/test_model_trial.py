@@ -146,3 +146,13 @@ def test_answers_that_depend_on_how_rows_are_cut_are_logged(caplog):
 
     try_model(broken(forward=forward), SPEC, 2)
     assert "otherwise to two rows at once" in caplog.text
+
+
+def test_a_model_without_initial_state_is_one_sentence():
+    with pytest.raises(UsageError, match=r"must have a method `initial_state.*got Linear without"):
+        try_model(nn.Linear(4, 2), SPEC, 2)
+
+
+def test_a_loss_with_the_name_of_a_figure_is_refused():
+    with pytest.raises(UsageError, match="another name than 'step', which is a figure"):
+        try_model(with_output(losses={"step": torch.tensor(0.0)}), SPEC, 2)

@@ -148,3 +148,16 @@ def test_weights_that_are_not_there_leave_no_files_of_a_run(tmp_path):
     with pytest.raises(UsageError, match="--init_from nobody"):
         run_nothing(flags)
     assert [path.name for path in tmp_path.rglob("*")] in (["run", "lock"], ["lock", "run"])
+
+
+def test_names_of_log_info_that_never_come_are_named_once(tmp_path, caplog):
+    flags = TrainingFlags(savedir=tmp_path, xpid="run", log_info="score, nobody")
+    learner = Learner(Agent((4,), 2, False, "mlp"), flags, torch.device("cpu"))
+    run = Run(flags, learner, StopRequest(), SimpleNamespace(update=lambda late: None))
+    learner.stats.add_info({"score": (1.0, 1)})
+    run.tick()
+    assert not caplog.text
+    learner.stats.add_episodes([0.0] * 100, [1] * 100)
+    run.tick()
+    run.tick()
+    assert caplog.text.count("--log_info names nobody, which no episode had so far") == 1

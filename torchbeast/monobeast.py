@@ -343,7 +343,7 @@ class Actors:
             return int(self._shared.num_steps.tensors[i])
 
         def start(num_starts: int) -> ActorProcess:
-            # With new seeds each time, or it would live through the same bad luck again.
+            # With new seeds each time: the same episodes might crash it again.
             args = (i, derive_seed(self._seed, i, num_starts), self._flags, self._shared)
             process = ActorProcess(self._context, f"actor-{i}", act, args, heartbeat)
             with self._lock:
@@ -414,7 +414,7 @@ def train(flags: Flags) -> int:
 def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> None:
     """The main thread's loop. At its end no actor and no learner thread is left."""
     shared.weights.publish(learner.model, learner.version)
-    # After a resume the actors must not live through the same episodes again.
+    # After a resume the actors must not play the same episodes again.
     actors = Actors(flags, shared, derive_seed(flags.seed, learner.version))
     learner.name_source = actors.name_source
     batches: Batches = queue.SimpleQueue()

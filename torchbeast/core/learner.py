@@ -30,6 +30,10 @@ MAX_SKIPPED_UPDATES = 100  # in a row; more of them will not help
 logger = logging.getLogger("torchbeast")
 
 
+class NothingFinite(FloatingPointError):
+    """The gradient is not finite for update after update."""
+
+
 class Learner:
     """A model, its optimizer and their statistics; `update` for any thread, the rest under `lock`.
 
@@ -210,11 +214,11 @@ class Learner:
         return restore
 
     def _skip(self) -> None:
-        """Count an update that cannot be made; FloatingPointError if it goes on like this."""
+        """Count an update that cannot be made; NothingFinite if it goes on like this."""
         self.stats.count("skipped_updates", 1)
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row >= MAX_SKIPPED_UPDATES:
-            raise FloatingPointError(
+            raise NothingFinite(
                 f"The gradient must be finite, and was not for {self._skipped_in_a_row} updates in "
                 f"a row at step {self.stats.step}; the last time because of "
                 f"{self._last_culprits}. Lower --learning_rate, clip rewards, or look at what "

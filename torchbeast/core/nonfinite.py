@@ -25,7 +25,7 @@ def find_nonfinite(model: nn.Module, loss_of: Loss, batch: Any, initial_state: A
     culprits = []
     for i in range(batch["reward"].shape[1]):
         loss = loss_of(pick_columns(batch, [i]), pick_columns(initial_state, [i]))
-        # Not `backward`: what is wrapped around the model need not hear of this.
+        # Not `backward`, which would set off the hooks of what is wrapped around the model.
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         norm = nn.utils.get_total_norm([g for g in gradients if g is not None])
         if not norm.isfinite():

@@ -32,7 +32,7 @@ class Settings:
     reward_clipping: Literal["abs_one", "soft_asymmetric", "none"] = "none"
     """How rewards are clipped before they are learnt from (Atari: abs_one)."""
     normalize_rewards: bool = False
-    """Divide what is left of them by the running deviation of the discounted return."""
+    """Divide rewards, once clipped, by the running deviation of the discounted return."""
     normalize_observations: bool = False
     """Show the agent floats at a running mean of 0 and deviation of 1; integers as they are."""
     clip_rho_threshold: float = 1.0
@@ -50,7 +50,7 @@ class Settings:
     schedule: Literal["linear", "constant"] = "linear"
     """Of the learning rate: linear goes to 0 at total_steps."""
     learning_rate: float = 0.0006
-    """At the start; it decays to 0 at total_steps."""
+    """At the start; with --schedule linear it goes to 0 at total_steps."""
     alpha: float = 0.99
     """RMSProp's smoothing."""
     momentum: float = 0.0

@@ -73,6 +73,12 @@ class RunningStats:
                     while num_episodes - window[0][1] >= EPISODE_WINDOW:
                         num_episodes -= window.popleft()[1]
 
+    @property
+    def info_names(self) -> set[str]:
+        """Of the numbers in `info` that came so far."""
+        with self._lock:
+            return set(self._infos)
+
     def observe(self, metrics: dict[str, float]) -> None:
         """Take in figures that come with no update, such as sizes of queues."""
         with self._lock:

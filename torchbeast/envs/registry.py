@@ -184,7 +184,7 @@ def _make_atari(
         return atari.AtariEnvs(game, num_envs, seed, options.episodic_life)
     if options.episodic_life and not render:
         raise UsageError(
-            "--episodic_life does not go with --wrappers, mode and difficulty; leave it out, or "
-            "wrap the game in one that ends episodes so."
+            "--episodic_life, which --recipe paper sets, does not go with --wrappers, mode and "
+            "difficulty; add --no-episodic-life, or wrap the game in one that ends episodes so."
         )
     return atari.make_single_games(game, num_envs, seed, wrappers, render)

@@ -56,7 +56,7 @@ FIGURES = {
     "learner_idle": Figure("system", "part of their time that learner threads wait", "{:.0%}"),
     **{
         f"actors_wait_for_{who}": Figure(
-            "system", f"part of actors' time, for {who}", in_view=False
+            "system", f"fraction of time actors wait for the {who}", in_view=False
         )
         for who in ("environments", "agent", "learner")
     },

@@ -7,6 +7,7 @@ model-best.tar        the one with the best mean return
 
 import io
 import logging
+import math
 import os
 import random
 import shutil
@@ -42,10 +43,13 @@ def save(path: Path, learner: Learner, flags: TrainingFlags) -> None:
     write_whole(path, packed.getbuffer())
     if flags.keep_checkpoints > 1:
         _keep(path, path.with_name(f"{STEP_PREFIX}{learner.stats.step}.tar"))
-        for old in _last_few(path.parent)[flags.keep_checkpoints :]:
-            old.unlink(missing_ok=True)
-    if _is_best(path.with_name(BEST_NAME), contents):
-        _keep(path, path.with_name(BEST_NAME))
+    num_kept = flags.keep_checkpoints if flags.keep_checkpoints > 1 else 0
+    for old in _last_few(path.parent)[num_kept:]:
+        old.unlink(missing_ok=True)
+    best, mean = path.with_name(BEST_NAME), _mean_return(contents)
+    if mean is not None and _is_best(best, mean):
+        _keep(path, best)
+        _best_means[best] = mean
 
 
 def write_whole(path: Path, data: memoryview) -> None:
@@ -80,19 +84,22 @@ def _last_few(folder: Path) -> list[Path]:
     return sorted(kept, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
-def _is_best(best: Path, contents: dict[str, Any]) -> bool:
-    """Whether there is none better. Means of fewer episodes may be luck, and do not count."""
-    mean = _mean_return(contents)
-    if mean is None:
-        return False
-    try:
-        before = _mean_return(load(best))
-    except UsageError:  # none, or unreadable
-        return True
-    return before is None or mean > before
+_best_means: dict[Path, float] = {}  # of the files that this process has read or written
+
+
+def _is_best(best: Path, mean: float) -> bool:
+    """Whether there is none better; the file is read once."""
+    if best not in _best_means or not best.exists():
+        try:
+            before = _mean_return(load(best))
+        except UsageError:  # none, or unreadable
+            before = None
+        _best_means[best] = -math.inf if before is None else before
+    return mean > _best_means[best]
 
 
 def _mean_return(contents: dict[str, Any]) -> float | None:
+    """Means of fewer episodes may be luck, and do not count."""
     returns = contents["stats"]["returns"]
     return float(np.mean(returns)) if len(returns) == EPISODE_WINDOW else None
 
@@ -172,7 +179,7 @@ def resume(path: Path, learner: Learner, flags: TrainingFlags) -> dict[str, Any]
 
 
 def _check_same_agent(path: Path, saved: dict[str, Any], flags: TrainingFlags) -> None:
-    for name in ("env", "model", "use_lstm", "normalize_observations"):
+    for name in ("env", "model", "use_lstm", "normalize_observations", "squash_actions"):
         if saved.get(name, getattr(flags, name)) != getattr(flags, name):
             raise UsageError(
                 f"{path} was trained with --{name} {saved[name]}, got {getattr(flags, name)}; "

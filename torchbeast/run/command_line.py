@@ -7,6 +7,7 @@ from collections.abc import Callable
 from libtorchbeast import secret
 from libtorchbeast.environments import Broken, describe_failure
 from libtorchbeast.supervisor import NobodyLeft
+from torchbeast.core.learner import NothingFinite
 from torchbeast.envs import check_env
 from torchbeast.errors import UsageError
 from torchbeast.run.flags import FlagsT, given_flags, with_recipe, with_values
@@ -31,7 +32,7 @@ def run_command_line(
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (NobodyLeft, Broken) as error:  # environments that never work
+    except (NobodyLeft, Broken, NothingFinite) as error:  # nothing can be learnt from these
         print(
             f"error: {describe_failure(error) if isinstance(error, Broken) else error}",
             file=sys.stderr,

@@ -158,7 +158,7 @@ class RemoteEnvironments:
         return self._gateways.spec
 
     def _check_first(self, spec: Spec) -> None:
-        """Those who cannot be learnt from are sent away, and the wait goes on."""
+        """Refuse environments that cannot be learnt from; the wait goes on."""
         if spec.action == INT64:
             raise Refused(
                 "FAILED_PRECONDITION",

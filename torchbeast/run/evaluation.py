@@ -41,6 +41,7 @@ SEEDS = 1_000_003  # the path of evaluation's seeds, which no worker has
 POLL_S = 0.25
 STEP_S = 120.0  # more than a step of an environment takes
 STOP_S = 5.0
+JOIN_S = 30.0  # more than it takes to end the process
 NICENESS = 10  # training comes first
 
 
@@ -71,7 +72,9 @@ class Evaluation:
     ) -> None:
         self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(JOIN_S)
+            if self._thread.is_alive():
+                logger.error("The evaluation has not ended within %.0f s; it is left.", JOIN_S)
             self._remove_files()
 
     def _run(self) -> None:

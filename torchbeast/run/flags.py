@@ -1,6 +1,7 @@
 """The flags that both beasts share, their validation, and where their values come from."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class TrainingFlags(Settings, EnvOptions):
     checkpoint_interval_s: float = 300.0
     """Seconds between checkpoints; there is always one at the end."""
     keep_checkpoints: int = 3
-    """Keep the last ones, as model-step-<N>.tar; model-best.tar is kept besides."""
+    """The last ones that are kept, as model-step-<N>.tar; 1: model.tar and model-best.tar alone."""
     checkpoint: str = "model.tar"
     """In the modes test and test_render: the file to play, e.g. model-best.tar."""
     init_from: str | None = None
@@ -91,12 +92,18 @@ class TrainingFlags(Settings, EnvOptions):
         """Where this run keeps its files."""
         return self.savedir.expanduser() / (self.xpid or "latest")
 
+    @property
+    def info_names(self) -> list[str]:
+        """Those that --log_info names, if it names any."""
+        if self.log_info in ("all", "none"):
+            return []
+        return [name.strip() for name in self.log_info.split(",")]
+
     def choose_info(self, info: InfoSums) -> InfoSums:
         """Those that are to be logged."""
         if self.log_info == "all" or not info:
             return info
-        names = [name.strip() for name in self.log_info.split(",")]
-        return {name: sums for name, sums in info.items() if name in names}
+        return {name: sums for name, sums in info.items() if name in self.info_names}
 
     def as_plain_dict(self) -> dict[str, Any]:
         """All flags as numbers, strings and None, for checkpoints and meta.json."""
@@ -106,6 +113,9 @@ class TrainingFlags(Settings, EnvOptions):
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and math.isnan(value):
+                raise UsageError(f"{name} must be a number, got nan.")
         self.require_positive(*_POSITIVE)
         for name in _NOT_NEGATIVE:
             if (getattr(self, name) or 0) < 0:
@@ -170,7 +180,7 @@ FlagsT = TypeVar("FlagsT", bound=TrainingFlags)
 
 
 def with_values(flags: FlagsT, source: Source, values: Mapping[str, Any]) -> FlagsT:
-    """The flags with these values, but where a stronger source has spoken; in any order, any time.
+    """The flags with these values, unless a stronger source has set them; in any order, any time.
 
     Names that are no flags are left out: recipes and saved runs serve several programs.
     """

@@ -14,6 +14,7 @@ from libtorchbeast.specs import ArraySpec, describe
 from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.output import as_output
 from torchbeast.errors import UsageError
+from torchbeast.report.figures import FIGURES
 from torchbeast.runtime.actor_model import prepare_to_act
 
 logger = logging.getLogger("torchbeast")
@@ -40,6 +41,11 @@ def try_model(model: nn.Module, spec: Spec, num_params: int) -> None:
 
 def _try(model: nn.Module, spec: Spec, num_params: int) -> None:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if not callable(getattr(model, "initial_state", None)):
+        raise UsageError(
+            f"The model must have a method `initial_state(batch_size)`, got {type(model).__name__} "
+            "without; one without memory returns ()."
+        )
     state = _call("initial_state", model.initial_state, batch_size=B)
     _check_state(state)
     state = tuple(part.to(device) for part in state)
@@ -90,6 +96,11 @@ def _forward(
         _check_shape(f"`{name}`", output[name], T, rest)
         if not output[name].isfinite().all():
             raise UsageError(f"The model's `{name}` must be finite, got nan or inf in it.")
+    if taken := sorted(FIGURES.keys() & output.get("losses", {}).keys()):
+        raise UsageError(
+            f"A loss of the model's own needs another name than {taken[0]!r}, which is a figure of "
+            "every run."
+        )
     _check_action(output["action"], T, spec)
     _check_same_state(state, new_state)
     return output, new_state

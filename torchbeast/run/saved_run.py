@@ -32,8 +32,8 @@ OF_THE_RUN = {field.name for field in dataclasses.fields(TrainingFlags)} - OF_TH
 def with_saved_flags(flags: FlagsT, args: list[str]) -> FlagsT:
     """The flags of the run that --xpid names, where the command line `args` does not say other."""
     path = flags.rundir / flags.checkpoint
-    starts_anew = flags.mode == "train" and (flags.xpid is None or flags.disable_checkpoint)
-    if starts_anew or not checkpoint.find(path):
+    is_new_run = flags.mode == "train" and (flags.xpid is None or flags.disable_checkpoint)
+    if is_new_run or not checkpoint.find(path):
         return flags
     _, contents = checkpoint.load_newest(path)
     saved = {k: v for k, v in contents.get("flags", {}).items() if k in OF_THE_RUN}
@@ -53,7 +53,7 @@ def _check_that_code_is_named(flags: FlagsT, saved: dict[str, Any], args: list[s
         if names_code(name, value) and flags.sources.get(name) != "command line"
     }
     if missing:
-        flags_of = {"imports": "import"}  # Python has other plans for that word
+        flags_of = {"imports": "import"}  # a keyword of Python
         words = [
             word
             for name, value in missing.items()

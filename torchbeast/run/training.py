@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from libtorchbeast.episode_info import MAX_NAMES
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.learner import Learner
+from torchbeast.core.stats import EPISODE_WINDOW
 from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
 from torchbeast.run import checkpoint, saved_run
@@ -39,6 +41,7 @@ class Run:
         self._reporter = reporter
         self._save_at = time.monotonic() + flags.checkpoint_interval_s
         self._write_errors = IgnoreWriteErrors("the checkpoint")
+        self._looks_for_info = bool(flags.info_names)
 
     @property
     def stop_requested(self) -> bool:
@@ -50,12 +53,26 @@ class Run:
         `late()` names those that training waits for, if it does.
         """
         self._reporter.update(late)
+        self._look_for_info()
         if time.monotonic() >= self._save_at and not self._flags.disable_checkpoint:
             with self._write_errors:
                 save(self._flags, self._learner)
             pause_s = self._flags.checkpoint_interval_s
             failed = self._write_errors.is_failing
             self._save_at = time.monotonic() + (min(pause_s, RETRY_S) if failed else pause_s)
+
+    def _look_for_info(self) -> None:
+        """Say once which names of --log_info nobody has sent."""
+        stats = self._learner.stats
+        if not self._looks_for_info or stats.episodes < EPISODE_WINDOW:
+            return
+        self._looks_for_info = False
+        if missing := [n for n in self._flags.info_names if n not in stats.info_names]:
+            logger.warning(
+                "--log_info names %s, which no episode had so far in its last `info`; of each "
+                "environment the first %d names with numbers are taken.",
+                ", ".join(missing), MAX_NAMES,
+            )  # fmt: skip
 
 
 def save(flags: TrainingFlags, learner: Learner) -> None:

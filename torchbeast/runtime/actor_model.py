@@ -39,7 +39,7 @@ class ActorModel:
         if fresh is None:
             fresh = self._copy(model, version)
         with torch.no_grad():
-            for ours, theirs in zip(_tensors(fresh.model), _tensors(model), strict=True):
+            for ours, theirs in zip(tensors_of(fresh.model), tensors_of(model), strict=True):
                 ours.copy_(theirs)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # inference has its own stream
@@ -95,7 +95,7 @@ def _is_layer(kind: type) -> bool:
 _CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
     """All that a model's answers depend on, also what is in no checkpoint."""
     yield from model.parameters()
     yield from model.buffers()

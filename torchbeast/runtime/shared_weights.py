@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from torchbeast.runtime.actor_model import tensors_of
 from torchbeast.runtime.shared_tensors import ALIGNMENT, aligned, shared_zeros
 
 RETRY_S = 0.0005  # the learner is in the middle of its copy
@@ -22,7 +23,7 @@ class SharedWeights:
     """A copy of a model's weights in shared memory, and the version (number of updates) of them."""
 
     def __init__(self, model: nn.Module) -> None:
-        num_bytes = sum(aligned(tensor.nbytes) for tensor in _tensors(model))
+        num_bytes = sum(aligned(tensor.nbytes) for tensor in tensors_of(model))
         self._shared = shared_zeros((ALIGNMENT + num_bytes,), torch.uint8)
         self._header[0] = -1
 
@@ -63,19 +64,13 @@ class SharedWeights:
             time.sleep(RETRY_S)
 
 
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """All that a model's answers depend on, also what is in no checkpoint."""
-    yield from model.parameters()
-    yield from model.buffers()
-
-
 def _pairs(memory: Tensor, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Each tensor of the model, after the place that it has in such memory.
 
     Plain row-major order in there, whatever memory format the model uses.
     """
     start = ALIGNMENT
-    for tensor in _tensors(model):
+    for tensor in tensors_of(model):
         place = memory[start : start + tensor.nbytes]
         yield place.view(tensor.dtype).view(tensor.shape), tensor
         start += aligned(tensor.nbytes)
