@@ -34,6 +34,7 @@ from libtorchbeast.rows import (
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import (
     INT64,
+    UnknownSpace,
     agents_action,
     count_actions,
     describe,
@@ -320,7 +321,7 @@ class SyncEnvs:
 
         A failure on the way there is one more in a row.
         """
-        if not self.is_checked:
+        if not self.is_checked or isinstance(error, UnknownSpace):  # it will never be another
             raise error
         rebuilds = self._rebuilds[i]
         self._hit_time_limit[i] = False

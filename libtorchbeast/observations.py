@@ -11,6 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from libtorchbeast.rows import Row
+from libtorchbeast.specs import UnknownSpace
 from libtorchbeast.tree import leaves_of, map_tree
 
 FEW = 64  # numbers, which Python adds up sooner than NumPy has started
@@ -60,7 +61,10 @@ class FrameCheck:
     def _expect_as(self, frame: Any) -> None:
         for name, array in leaves_of(frame):
             if array.dtype.kind not in "biuf":
-                raise ValueError(f"{named(name)} must hold numbers, got the dtype {array.dtype}.")
+                raise UnknownSpace(
+                    f"{named(name)} must hold numbers, got the dtype {array.dtype}; leave it out "
+                    "with a wrapper (--wrappers)."
+                )
         self._expected = map_tree(_leaf_of, frame)
         if isinstance(self._expected, _Leaf):
             self._fast = self._expected

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from libtorchbeast.repeats import RepeatFilter, without_numbers
+from libtorchbeast.log_repeats import RepeatFilter, without_numbers
 from libtorchbeast.text import printable
 
 logger = logging.getLogger("torchbeast")

@@ -11,7 +11,7 @@ from tests.helpers import training
 from tests.helpers.any_space import AnySpace
 from torchbeast.core.losses import compute_loss
 from torchbeast.envs.spaces import observe
-from torchbeast.run.build import build_learner
+from torchbeast.run.build_learner import build_learner
 from torchbeast.run.flags import TrainingFlags
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,))

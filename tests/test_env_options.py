@@ -189,3 +189,28 @@ def test_the_papers_recipe_with_wrappers_names_the_flag_that_helps():
         make_envs(options, 1, 1)
     args = ["--recipe", "paper", "--no-episodic-life"]
     assert parse(monobeast.Flags, args).episodic_life is False
+
+
+def test_an_observation_that_is_text_is_refused_with_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "missions.py").write_text(
+        "import gymnasium, numpy\n"
+        "class Mission(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Dict(mission=gymnasium.spaces.Text(9))\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, seed=None, options=None):\n"
+        "        return {'mission': 'go there'}, {}\n"
+        "gymnasium.register('Mission-v0', Mission)\n"
+        "class Plain(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(0, 1, (2,))\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def __init__(self):\n"
+        "        pass\n"
+        "    def reset(self, seed=None, options=None):\n"
+        "        return numpy.zeros(2, numpy.float32), {}\n"
+        "gymnasium.register('Plain-v0', Plain)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"`mission` must hold numbers.*--wrappers"):
+        look_at(EnvOptions("missions:Mission-v0"))
+    # And one whose class takes no render_mode is made.
+    assert look_at(EnvOptions("missions:Plain-v0")).observation.shape == (2,)

@@ -125,7 +125,7 @@ def test_the_reporter_counts_the_seconds_since_the_last_step(tmp_path, monkeypat
     assert view.stalls[:2] == [(20.0, f"waiting for {named}, 2 more."), (0.0, "")]
     seconds, text = view.stalls[2]
     assert seconds == 7.0
-    assert text.startswith("no environment is late; an update takes long")
+    assert text.startswith("no environment hangs; they are slow")
 
 
 def test_docs_list_all_figures_and_no_others():

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from libtorchbeast import repeats, supervisor
+from libtorchbeast import log_repeats, supervisor
 from libtorchbeast.environments import HEALTHY_STEPS, MAX_REBUILDS
 from libtorchbeast.helper_process import Helper
+from libtorchbeast.log_repeats import RepeatFilter, without_numbers
 from libtorchbeast.output_log import OutputLog
-from libtorchbeast.repeats import RepeatFilter, without_numbers
 from libtorchbeast.supervisor import (
     CANNOT_WORK,
     HEALTHY_PROGRESS,
@@ -54,7 +54,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     module = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
-    for user in (supervisor, repeats):
+    for user in (supervisor, log_repeats):
         monkeypatch.setattr(user, "time", module)
     return clock
 

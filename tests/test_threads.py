@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from libtorchbeast import slow
+from libtorchbeast import wait_notice
 from tests.helpers.threads import run_in_threads, wait_until
 from torchbeast.runtime.threads import set_cpu_threads
 
@@ -26,16 +26,16 @@ def test_each_thread_has_a_number_of_cores_of_its_own():
 
 
 def test_what_takes_long_says_so_every_now_and_then(caplog, monkeypatch):
-    monkeypatch.setattr(slow, "SAY_S", 0.01)
-    monkeypatch.setattr(slow, "SAY_AGAIN_S", 0.01)
+    monkeypatch.setattr(wait_notice, "SAY_S", 0.01)
+    monkeypatch.setattr(wait_notice, "SAY_AGAIN_S", 0.01)
     before = threading.active_count()
-    with slow.say_if_slow("Making one of Slow-v0"):
+    with wait_notice.say_if_slow("Making one of Slow-v0"):
         wait_until(lambda: caplog.text.count("Making one of Slow-v0 takes long: 0 s so far.") >= 2)
     assert threading.active_count() == before
     caplog.clear()
-    monkeypatch.setattr(slow, "SAY_S", 60.0)
+    monkeypatch.setattr(wait_notice, "SAY_S", 60.0)
     started_at = time.monotonic()
-    with slow.say_if_slow("Nothing"):
+    with wait_notice.say_if_slow("Nothing"):
         pass
     assert time.monotonic() - started_at < 30
     assert not caplog.text

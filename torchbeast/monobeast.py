@@ -34,10 +34,10 @@ from libtorchbeast.episode_info import InfoSums, add_sums
 from libtorchbeast.memory import memory_bytes
 from libtorchbeast.rows import Row, Spec
 from libtorchbeast.seeding import derive_seed
-from libtorchbeast.slow import say_if_slow
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import Child, Supervisor
 from libtorchbeast.tree import map_tree
+from libtorchbeast.wait_notice import say_if_slow
 from torchbeast.core.file_writer import new_xpid
 from torchbeast.core.learner import Learner
 from torchbeast.core.losses import Batch
@@ -45,7 +45,7 @@ from torchbeast.envs import make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, as_output, build_distribution, build_model
 from torchbeast.report import log_to_terminal
-from torchbeast.run.build import build_learner
+from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores

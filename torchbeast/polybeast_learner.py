@@ -43,7 +43,7 @@ from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
 from torchbeast.models.net import Net
 from torchbeast.report import log_to_terminal
-from torchbeast.run.build import build_learner
+from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.env_sources import RemoteEnvironments, Source
 from torchbeast.run.evaluate import evaluate

@@ -32,8 +32,8 @@ from grpc._cython.cygrpc import ExecuteBatchError
 import nest
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.memory import be_killed_first, give_memory_back
-from libtorchbeast.repeats import RepeatFilter
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours, listen_unix, speaks_http2
 from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig

@@ -34,9 +34,9 @@ from libtorchbeast.shared_lanes import (
     allow_descriptors,
     close_free_lane,
 )
-from libtorchbeast.slow import SAY_AGAIN_S, SAY_S
 from libtorchbeast.specs import INT64, canonical
 from libtorchbeast.supervisor import Child, Supervisor
+from libtorchbeast.wait_notice import SAY_AGAIN_S, SAY_S
 
 logger = logging.getLogger("torchbeast")
 

@@ -22,8 +22,8 @@ import nest
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.episode_info import InfoSums, add_info
 from libtorchbeast.lane_scheduler import Turns
+from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.observations import check_finite
-from libtorchbeast.repeats import RepeatFilter
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address

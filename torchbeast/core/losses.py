@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from libtorchbeast.tree import map_tree
 from torchbeast.core import vtrace
+from torchbeast.core.agent_output import as_output
 from torchbeast.core.distributions import Categorical, Distribution
-from torchbeast.core.output import as_output
 from torchbeast.core.settings import Settings
 
 Batch = dict[str, Any]

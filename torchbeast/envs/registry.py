@@ -12,8 +12,8 @@ from gymnasium.wrappers import FrameStackObservation
 from libtorchbeast.environments import SyncEnvs, spec_of_group
 from libtorchbeast.rows import Environments, Spec, Unstacked
 from libtorchbeast.seeding import seed_generators
-from libtorchbeast.slow import say_if_slow
 from libtorchbeast.specs import UnknownSpace
+from libtorchbeast.wait_notice import say_if_slow
 from torchbeast.envs import atari
 from torchbeast.envs.names import find_maker
 from torchbeast.envs.options import EnvOptions
@@ -56,6 +56,8 @@ def look_at(options: EnvOptions) -> Spec:
         envs = make_envs(options, num_envs=1)
         try:
             return spec_of_group(envs, envs.reset())
+        except UnknownSpace as error:
+            raise UsageError(f"--env {options.env}: {error}") from error
         finally:
             envs.close()
 
@@ -75,9 +77,14 @@ def _make_envs(options: EnvOptions, num_envs: int, seed: int | None, render: boo
         return _make_atari(options, kwargs, num_envs, seed, render)
 
     def make_env() -> Any:
-        render_mode = {"render_mode": "rgb_array"} if render else {}
+        # Of those that have one by default, none opens a window; others may not take it at all.
+        render_mode: dict[str, Any] = {}
+        if "render_mode" in maker.kwargs:
+            render_mode = {"render_mode": None}
+        if render:
+            render_mode = {"render_mode": "rgb_array"}
         try:
-            return gymnasium.make(maker, **{"render_mode": None, **options.kwargs, **render_mode})
+            return gymnasium.make(maker, **{**options.kwargs, **render_mode})
         except TypeError as error:
             if not options.kwargs:
                 raise

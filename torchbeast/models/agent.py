@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from libtorchbeast.specs import discrete, split_mask
 from libtorchbeast.tree import map_tree
+from torchbeast.core.agent_output import AgentOutput, AgentState
 from torchbeast.core.distributions import make_distribution
-from torchbeast.core.output import AgentOutput, AgentState
 from torchbeast.models.encoders import keep_scale, make_encoder
 from torchbeast.models.frames import JoinedNumbers, as_spec
 

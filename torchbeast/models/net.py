@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from libtorchbeast.specs import ArraySpec
-from torchbeast.core.output import AgentState
+from torchbeast.core.agent_output import AgentState
 from torchbeast.models.agent import Agent
 
 

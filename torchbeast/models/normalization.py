@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from libtorchbeast.specs import ACTION_MASK, ArraySpec, split_mask
 from libtorchbeast.tree import leaves_of, map_tree
-from torchbeast.core.output import AgentState
+from torchbeast.core.agent_output import AgentState
 from torchbeast.core.running_moments import MAX_NORMALIZED, RunningMoments
 
 

@@ -78,6 +78,6 @@ class Reporter:
 def _why(late: list[str]) -> str:
     """Why nothing moves, for people."""
     if not late:
-        return "no environment is late; an update takes long, or the first call of a model."
+        return "no environment hangs; they are slow, or an update takes long."
     more = [f"{len(late) - MAX_NAMED} more"] if len(late) > MAX_NAMED else []
     return f"waiting for {', '.join([*late[:MAX_NAMED], *more])}."

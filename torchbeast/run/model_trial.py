@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, describe
 from libtorchbeast.tree import leaves_of, map_tree
-from torchbeast.core.output import as_output
+from torchbeast.core.agent_output import as_output
 from torchbeast.errors import UsageError
 from torchbeast.report.figures import FIGURES
 from torchbeast.runtime.actor_model import prepare_to_act

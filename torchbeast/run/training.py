@@ -16,7 +16,7 @@ from torchbeast.core.stats import EPISODE_WINDOW
 from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
 from torchbeast.run import checkpoint, saved_run
-from torchbeast.run.evaluation import Evaluation
+from torchbeast.run.eval_process import Evaluation
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.init_from import init_from
 from torchbeast.run.signals import StopRequest

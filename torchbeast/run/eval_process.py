@@ -95,7 +95,7 @@ class Evaluation:
 
     def _start(self, num_starts: int) -> Helper:
         config = {"flags": self._flags.as_plain_dict()}
-        return Helper("torchbeast.run.evaluation", config, catch_output=True)
+        return Helper("torchbeast.run.eval_process", config, catch_output=True)
 
     def _look_after_its_end(self) -> None:
         """The next process plays what the last one did not, unless that has lost it."""

@@ -45,7 +45,7 @@ def test_the_agent_is_evaluated_while_it_trains(beast, tmp_path):
         (evaluator,) = [
             process
             for process in training.family()
-            if "torchbeast.run.evaluation" in process.cmdline()
+            if "torchbeast.run.eval_process" in process.cmdline()
         ]
         evaluator.kill()
         training.wait_for(lambda: "Evaluation was killed by SIGKILL" in training.output, "restart")
