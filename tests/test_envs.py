@@ -333,7 +333,7 @@ def test_a_factory_of_ones_own_is_found(monkeypatch, tmp_path):
     ],
 )
 def test_an_environment_that_lacks_a_package_gets_one_sentence(error, monkeypatch):
-    def lack(render_mode):
+    def lack():
         raise error
 
     spec = gymnasium.envs.registration.EnvSpec("Lacking-v0", entry_point=lack)
