@@ -180,7 +180,7 @@ def test_an_exception_in_an_environment_is_shown_and_training_goes_on(beast, tmp
 
 def test_numbers_too_large_to_learn_from_end_nothing_and_have_a_sender(beast, tmp_path):
     env = fragile(tmp_path, 40, "return self.env.step(action)[0], 1e30, False, False, {}")
-    args = ("--env", "fragile:make", "--reward_clipping", "none", "--total_steps", "20000")
+    args = ("--env", "fragile:make", "--no-normalize_rewards", "--total_steps", "20000")
     result = run(beast, tmp_path, *args, "--xpid", "run", env=env)
     assert result.returncode == 0, result.stderr
     who = {"monobeast": "actor", "polybeast": "worker"}[beast]

@@ -77,7 +77,7 @@ def test_an_evaluation_that_fails_or_hangs_does_not_touch_the_training(tmp_path,
         "import os, sys, time\n"
         "from torchbeast.envs.toys import Catch\n"
         "def make():\n"
-        "    if 'evaluation' in sys.argv[0]:\n"
+        "    if 'eval_process' in sys.argv[0]:\n"
         f"        {trouble}\n"
         "    return Catch()\n"
     )
