@@ -140,8 +140,8 @@ class ActorPool::Actor {
     std::vector<ArrayNest> answer;
     {
       const Timer timer(pool_.counts_.ns_for_agent);
-      answer = children(
-          pool_.inference_batcher_.compute(tuple_of_nests({lane_.row, state_}), poll_, meanwhile));
+      answer = children(pool_.inference_batcher_.compute(tuple_of_nests({lane_.row, state_}), poll_,
+                                                         meanwhile, lane_.client));
     }
     if (answer.size() != 2) {
       throw std::invalid_argument("The agent must answer (output, new_agent_state), got " +
@@ -154,7 +154,8 @@ class ActorPool::Actor {
 
   void send(const Rollout& rollout) {
     const Timer timer(pool_.counts_.ns_for_learner);
-    pool_.learner_queue_.give(tuple_of_nests({rollout.contents(), state_at_start_}), poll_);
+    pool_.learner_queue_.give(tuple_of_nests({rollout.contents(), state_at_start_}), poll_,
+                              lane_.client);
     pool_.counts_.rollouts += num_envs_;
   }
 

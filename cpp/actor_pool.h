@@ -28,6 +28,8 @@ struct Lane {
   ArrayNest row;     // [1, K, ...]; agent and learner get it with these containers.
   ArrayNest action;  // [1, K, ...]
   Bell bell = {};    // For environments that wait for many lanes at once.
+  std::int64_t client =
+      0;  // Whose environments they are: all have equal shares of agent and learner.
 
   // Passes the turn to the environments; false if it is not `from`.
   bool pass(Turn::State from, Turn::State to) const {

@@ -231,6 +231,20 @@ TEST_CASE("many lanes keep to themselves and every transition comes once and in 
   for (std::thread& thread : stepping) thread.join();
 }
 
+TEST_CASE("each lane's client has its share of the learner's batches") {
+  System system(2);
+  Environments many(60), one(1);
+  Lane lane = one.lane();
+  lane.client = 7;
+  system.pool.add_lane(many.lane());
+  system.pool.add_lane(lane);
+  many.step(kUnrollLength);  // A rollout each.
+  one.step(kUnrollLength);
+  while (system.queue.size() < 61) std::this_thread::yield();
+  CHECK(RolloutBatch(*system.queue.dequeue()).frame == Values{0, 0, 1, 1, 2, 2, 3, 3, 4, 4});
+  CHECK(RolloutBatch(*system.queue.dequeue()).frame[0] == 1000);
+}
+
 TEST_CASE("open rollouts are padded when their environments leave, and others may come") {
   using Flags = std::vector<std::uint8_t>;
   System system(2);

@@ -1,6 +1,9 @@
 // Collects rollouts for the learner: nests in, one nest of the rows of several out.
 //
-// actors -> enqueue() -> rows waiting, FIFO -> dequeue(): concatenated along batch_dim -> learner
+// actors -> enqueue() -> rows waiting -> dequeue(): concatenated along batch_dim -> learner
+//
+// Rollouts have a client, whose environments played them. Clients that have rollouts waiting get
+// equal shares of each batch: none takes the learner for itself, however many it sends.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +26,7 @@ class BatchingQueue {
 
   // As enqueue(), for memory that nobody else will touch again: if the item happens to be a whole
   // batch, it is handed out as it is, without a copy.
-  void give(ArrayNest nest, const Poll& poll = {});
+  void give(ArrayNest nest, const Poll& poll = {}, std::int64_t client = 0);
 
   // The next batch; nothing once the queue is closed.
   std::optional<ArrayNest> dequeue(const Poll& poll = {});
@@ -36,10 +39,11 @@ class BatchingQueue {
   struct Item {
     ArrayNest nest;
     std::int64_t num_rows;
+    std::int64_t client;
     bool given;
   };
 
-  void push(ArrayNest nest, bool given, const Poll& poll);
+  void push(ArrayNest nest, std::int64_t client, bool given, const Poll& poll);
 
   RowQueue<Item> queue_;
   BufferPool pool_;

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -75,6 +76,67 @@ TEST_CASE("an item that is refused leaves its room to another") {
   CHECK(values(*queue.dequeue()) == Values{0, 1});
   for (std::thread& thread : threads) thread.join();
   CHECK(values(*queue.dequeue()) == Values{2, 3});
+}
+
+TEST_CASE("clients get equal shares of a batch, or all that they have") {
+  BatchingQueue queue(sizes(1, 6));
+  queue.give(make_leaf({0, 1, 2, 3, 4, 5, 6, 7}), {}, 0);
+  queue.give(make_leaf({100}), {}, 1);
+  queue.give(make_leaf({200, 201, 202}), {}, 2);
+  queue.give(make_leaf({203}), {}, 2);
+  CHECK(values(*queue.dequeue()) == Values{0, 1, 100, 200, 201, 2});
+  CHECK(values(*queue.dequeue()) == Values{202, 203, 3, 4, 5, 6});
+  CHECK(values(*queue.dequeue()) == Values{7});
+}
+
+TEST_CASE("with more clients than rows in a batch, all have their turn") {
+  BatchingQueue queue(sizes(2, 2));
+  for (int i = 0; i < 5; ++i) queue.give(make_leaf({i, 10 + i}), {}, i);
+  CHECK(values(*queue.dequeue()) == Values{0, 1});
+  CHECK(values(*queue.dequeue()) == Values{2, 3});
+  CHECK(values(*queue.dequeue()) == Values{4, 10});
+  CHECK(values(*queue.dequeue()) == Values{11, 12});
+}
+
+TEST_CASE("a client with 64 times as many environments gets half of each batch, not more") {
+  BatchingQueue queue(sizes(8, 8));
+  for (int i = 0; i < 100; ++i) {
+    for (int lane = 0; lane < 64; ++lane) queue.give(make_leaf({1, 1, 1, 1}), {}, 1);
+    queue.give(make_leaf({2, 2, 2, 2}), {}, 2);
+    const Values batch = values(*queue.dequeue());
+    CHECK(std::count(batch.begin(), batch.end(), 1) == 4);
+    CHECK(std::count(batch.begin(), batch.end(), 2) == 4);
+  }
+}
+
+TEST_CASE("a large item in a full queue keeps no other client out") {
+  BatchingQueue queue(sizes(8, 8, 8));
+  queue.give(make_leaf(Values(512, 1)), {}, 1);
+  std::atomic<bool> waits{false}, returned{false};
+  std::thread other([&] {
+    queue.give(make_leaf({2, 2, 2, 2, 2, 2}), [&] { waits = true; }, 2);
+    returned = true;
+  });
+  while (!waits) std::this_thread::yield();
+  CHECK_FALSE(returned);
+  CHECK(queue.size() == 512);  // What its producer is held back with is not counted.
+  CHECK(values(*queue.dequeue()) == Values{1, 1, 1, 1, 2, 2, 2, 2});
+  other.join();
+  CHECK(values(*queue.dequeue()) == Values{1, 1, 1, 1, 2, 2, 1, 1});
+  CHECK(queue.size() == 512 - 10);
+}
+
+TEST_CASE("a producer that is held back and interrupted takes its item with it") {
+  BatchingQueue queue(sizes(1, 2, 2));
+  queue.give(make_leaf({1, 2}));
+  struct Interrupt {};
+  CHECK_THROWS_AS(queue.give(make_leaf({3}), [] { throw Interrupt(); }, 0), Interrupt);
+  CHECK_THROWS_AS(queue.give(make_leaf({4}), [] { throw Interrupt(); }, 1), Interrupt);
+  CHECK(queue.size() == 2);
+  CHECK(values(*queue.dequeue()) == Values{1, 2});
+  CHECK(queue.size() == 0);
+  queue.give(make_leaf({5}), {}, 1);
+  CHECK(values(*queue.dequeue()) == Values{5});
 }
 
 TEST_CASE("close() wakes producers and consumers") {

@@ -86,10 +86,10 @@ class DynamicBatcher::Computing {
 };
 
 ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Poll& poll,
-                                  const std::function<void()>& meanwhile) {
+                                  const std::function<void()>& meanwhile, std::int64_t client) {
   const std::int64_t batch_dim = queue_.options().batch_dim;
   const std::int64_t num_rows = count_rows(inputs, batch_dim);
-  const auto request = std::make_shared<Request>(std::move(inputs), num_rows);
+  const auto request = std::make_shared<Request>(std::move(inputs), num_rows, client);
   const Computing computing(*this, *request);
   queue_.push(request, poll);
   if (meanwhile) meanwhile();

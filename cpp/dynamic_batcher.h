@@ -1,7 +1,7 @@
 // Lets many actors share one forward pass: each computes on its own rows and waits, a consumer gets
 // the rows of several as one Batch and answers them all at once.
 //
-// actors -> compute() -> rows waiting, FIFO -> Batch: inputs -> model -> set_outputs() -> compute()
+// actors -> compute() -> rows waiting -> Batch: inputs -> model -> set_outputs() -> compute()
 // returns
 #pragma once
 
@@ -56,9 +56,10 @@ class DynamicBatcher {
 
   // Waits for the outputs of its rows. Throws ClosedBatchingQueue when the batcher is closed
   // meanwhile, AsyncError when the batch was dropped, or what the consumer set instead. The inputs
-  // have been copied when it returns; `meanwhile` is called once they wait to be.
+  // have been copied when it returns; `meanwhile` is called once they wait to be. Clients that wait
+  // have equal shares of a batch.
   ArrayNest compute(ArrayNest inputs, const Poll& poll = {},
-                    const std::function<void()>& meanwhile = {});
+                    const std::function<void()>& meanwhile = {}, std::int64_t client = 0);
 
   // The next batch; null once the batcher is closed.
   std::unique_ptr<Batch> get_batch(const Poll& poll = {});

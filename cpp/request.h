@@ -20,10 +20,12 @@ using Throw = std::function<void()>;
 
 class Request {
  public:
-  Request(ArrayNest inputs, std::int64_t rows) : nest(std::move(inputs)), num_rows(rows) {}
+  Request(ArrayNest inputs, std::int64_t rows, std::int64_t whose)
+      : nest(std::move(inputs)), num_rows(rows), client(whose) {}
 
   const ArrayNest nest;
   const std::int64_t num_rows;
+  const std::int64_t client;
 
   // Outputs for num_rows rows of this request, from first_row on; they are those of the batch from
   // batch_row on. Called once for each part.

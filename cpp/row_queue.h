@@ -1,19 +1,27 @@
 // The queue under BatchingQueue and DynamicBatcher: items of any number of rows go in, batches of
-// bounded size come out, first in, first out.
+// bounded size come out. First in, first out for the items of one client; those that have rows
+// waiting get the same share of each batch, or all that they have if that is less.
 //
 //   push(a, 3 rows), push(b, 2 rows)  ->  pop(): all of a, row 0 of b    (with a maximum of 4)
 //                                         pop(): row 1 of b
+//   a of client 0, b of client 1:     ->  pop(): rows 0, 1 of a, all of b
+//                                         pop(): row 2 of a
+//
+// A full queue holds producers back, and not their items: else one large item would keep all other
+// clients out.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -38,7 +46,8 @@ struct QueueOptions {
 // Rows of a nest along batch_dim; throws std::invalid_argument if its leaves can't be batched.
 std::int64_t count_rows(const ArrayNest& nest, std::int64_t batch_dim);
 
-// Item has at least the members `ArrayNest nest` and `std::int64_t num_rows`.
+// Item has at least the members `ArrayNest nest`, `std::int64_t num_rows` and `std::int64_t
+// client`.
 template <typename Item>
 class RowQueue {
  public:
@@ -58,23 +67,33 @@ class RowQueue {
 
   explicit RowQueue(const QueueOptions& options) : options_(options) { options_.check(); }
 
-  // Waits while the queue is full. Throws when the item does not fit the one before it.
+  // Waits while the queue is full and nothing of the item is taken. Throws when the item does not
+  // fit those that wait.
   void push(std::shared_ptr<Item> item, const Poll& poll) {
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wait(room_, lock, {}, poll, [this] { return closed_ || has_room(); });
-      if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
-      try {
-        check_fits_last(*item);
-      } catch (...) {
-        room_.notify_one();  // The room is for somebody else now.
-        throw;
-      }
-      num_rows_ += item->num_rows;
-      items_.push_back(std::move(item));
-      if (has_room()) room_.notify_one();  // One wake-up a batch; each producer passes it on.
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
+    check_fits_others(*item);
+    const std::int64_t client = item->client;
+    Line& line = lines_[client];
+    if (line.empty()) turns_.push_back(client);
+    const auto entry = line.insert(line.end(), Entry{std::move(item)});
+    if (has_room()) {
+      num_rows_ += entry->item->num_rows;
+      lock.unlock();
+      rows_.notify_one();
+      return;
     }
-    rows_.notify_one();
+    Producer producer;
+    entry->producer = producers_.insert(producers_.end(), &producer);
+    producer.entry = &*entry;
+    try {
+      wait(producer.admitted, lock, {}, poll, [&] { return closed_ || !producer.entry; });
+    } catch (...) {
+      lock.lock();
+      if (!closed_ && producer.entry) withdraw(client, entry);
+      throw;
+    }
+    if (producer.entry) throw ClosedBatchingQueue("Enqueue to closed queue");
   }
 
   // Waits for a batch; the timeout runs from when there is something to wait with. Empty: closed.
@@ -86,7 +105,7 @@ class RowQueue {
            [this] { return closed_ || num_rows_ >= options_.minimum_batch_size; });
     } while (!closed_ && num_rows_ == 0);  // Another consumer was faster.
     std::vector<Piece> pieces = take(options_.maximum_batch_size);
-    if (has_room()) room_.notify_one();
+    while (has_room() && !producers_.empty()) admit(*producers_.front()->entry);
     if (num_rows_ > 0) rows_.notify_one();
     return pieces;
   }
@@ -98,13 +117,15 @@ class RowQueue {
 
   // Drops what waits in the queue and wakes everybody.
   void close() {
-    std::deque<std::shared_ptr<Item>> dropped;  // Dies after the lock: owners may be slow to go.
+    std::unordered_map<std::int64_t, Line> dropped;  // Dies after the lock: it may take a while.
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) throw std::runtime_error("Queue was closed already");
     closed_ = true;
     num_rows_ = 0;
-    items_.swap(dropped);
-    room_.notify_all();
+    lines_.swap(dropped);
+    turns_.clear();
+    for (Producer* producer : producers_) producer->admitted.notify_one();
+    producers_.clear();
     rows_.notify_all();
   }
 
@@ -116,8 +137,44 @@ class RowQueue {
   const QueueOptions& options() const { return options_; }
 
  private:
+  struct Entry;
+
+  // Somebody whose item waits in a full queue.
+  struct Producer {
+    Condition admitted;
+    Entry* entry = nullptr;  // Null: admitted.
+  };
+
+  struct Entry {
+    std::shared_ptr<Item> item;
+    std::int64_t num_taken = 0;  // Rows that are in earlier batches.
+    std::optional<typename std::list<Producer*>::iterator> producer = {};  // Who is held back.
+  };
+
+  using Line = std::list<Entry>;  // What waits of one client, the oldest first.
+
   bool has_room() const {
     return !options_.maximum_queue_size || num_rows_ < *options_.maximum_queue_size;
+  }
+
+  // Lets the producer of an item go on.
+  void admit(Entry& entry) {
+    Producer& producer = ***entry.producer;
+    producer.entry = nullptr;
+    producer.admitted.notify_one();
+    producers_.erase(*entry.producer);
+    entry.producer.reset();
+    num_rows_ += entry.item->num_rows;
+  }
+
+  // Takes back an item whose producer does not wait any longer.
+  void withdraw(std::int64_t client, typename Line::iterator entry) {
+    producers_.erase(*entry->producer);
+    Line& line = lines_.at(client);
+    line.erase(entry);
+    if (!line.empty()) return;
+    lines_.erase(client);
+    turns_.erase(std::find(turns_.begin(), turns_.end(), client));
   }
 
   std::optional<Clock::time_point> deadline() const {
@@ -128,35 +185,56 @@ class RowQueue {
 
   // The producer at fault gets the error, not the consumer that would assemble the batch. Batches
   // of one row never mix items.
-  void check_fits_last(const Item& item) const {
-    if (items_.empty() || options_.maximum_batch_size == 1) return;
-    check_fits(item.nest, items_.back()->nest, options_.batch_dim);
+  void check_fits_others(const Item& item) const {
+    if (turns_.empty() || options_.maximum_batch_size == 1) return;
+    check_fits(item.nest, lines_.at(turns_.front()).back().item->nest, options_.batch_dim);
   }
 
+  // In rounds: each client in turn gets an equal share of what is left, until nothing is.
   std::vector<Piece> take(std::int64_t maximum) {
     std::vector<Piece> pieces;
-    while (maximum > 0 && !items_.empty()) {
-      const std::int64_t begin = taken_of_first_;
-      const std::int64_t end = std::min(items_.front()->num_rows, begin + maximum);
-      pieces.push_back({items_.front(), begin, end});
-      taken_of_first_ = end;
-      if (end == items_.front()->num_rows) {
-        items_.pop_front();
-        taken_of_first_ = 0;
+    while (maximum > 0 && !turns_.empty()) {
+      const auto num_clients = static_cast<std::int64_t>(turns_.size());
+      const std::int64_t share = std::max<std::int64_t>(1, maximum / num_clients);
+      for (std::int64_t i = 0; i < num_clients && maximum > 0; ++i) {
+        const std::int64_t client = turns_.front();
+        turns_.pop_front();
+        Line& line = lines_.at(client);
+        maximum -= take_from(line, share, pieces);
+        if (line.empty()) {
+          lines_.erase(client);
+        } else {
+          turns_.push_back(client);
+        }
       }
-      maximum -= end - begin;
-      num_rows_ -= end - begin;
     }
     return pieces;
   }
 
+  // Returns how many rows it took.
+  std::int64_t take_from(Line& line, std::int64_t maximum, std::vector<Piece>& pieces) {
+    std::int64_t taken = 0;
+    while (taken < maximum && !line.empty()) {
+      Entry& entry = line.front();
+      if (entry.producer) admit(entry);
+      const std::int64_t begin = entry.num_taken;
+      const std::int64_t end = std::min(entry.item->num_rows, begin + maximum - taken);
+      pieces.push_back({entry.item, begin, end});
+      entry.num_taken = end;
+      if (end == entry.item->num_rows) line.pop_front();
+      taken += end - begin;
+    }
+    num_rows_ -= taken;
+    return taken;
+  }
+
   const QueueOptions options_;
   mutable std::mutex mutex_;
-  Condition room_;  // For producers.
-  Condition rows_;  // For consumers.
-  std::deque<std::shared_ptr<Item>> items_;
-  std::int64_t taken_of_first_ = 0;  // Rows of the first item that are in earlier batches.
-  std::int64_t num_rows_ = 0;        // Rows that wait.
+  Condition rows_;                                // For consumers.
+  std::unordered_map<std::int64_t, Line> lines_;  // Of each client that has rows waiting.
+  std::deque<std::int64_t> turns_;                // These clients; whose turn it is comes first.
+  std::list<Producer*> producers_;                // Who is held back, the oldest first.
+  std::int64_t num_rows_ = 0;  // Rows that wait, but for those of items whose producers do, too.
   bool closed_ = false;
 };
 

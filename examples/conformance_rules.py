@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 import nest
+from libtorchbeast.action_masks import ActionMasks, WrongMask, count_choices
 from libtorchbeast.rows import NUMBERS, Row
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Hello, Refused
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import decode_hello
 from libtorchbeast.rpc.steps import StepReader, encode_actions
-from libtorchbeast.specs import ArraySpec, describe
+from libtorchbeast.specs import ArraySpec, describe, split_mask
 
 
 class BrokenRule(Exception):
@@ -34,9 +35,14 @@ def check_hello(data: bytes, token: str, expected_token: str) -> Hello:
             "TORCHBEAST_TOKEN, got another or none"
         )
     try:
-        return decode_hello(data, Limits().max_message_bytes)
+        hello = decode_hello(data, Limits().max_message_bytes)
     except (Refused, EnvironmentFailed) as error:
         raise BrokenRule(str(error)) from error
+    _, mask = split_mask(hello.spec.observation)
+    if mask is not None:
+        sizes = sum(int(np.prod(leaf.shape)) for leaf in nest.flatten(mask))
+        expect("the number of elements of action_mask", count_choices(hello.spec.action), sizes)
+    return hello
 
 
 class StepRules:
@@ -53,6 +59,11 @@ class StepRules:
         self._is_new = is_new
         self._knows_truncation = knows_truncation
         self._last: Row | None = None
+        _, mask = split_mask(self._rows["frame"])
+        self._masks = ActionMasks(hello.spec.action, "a Step") if mask is not None else None
+        self._is_stuck = np.zeros(hello.num_envs, np.bool_)  # where the mask allows nothing
+        self.mask: np.ndarray | None = None
+        """What is possible now, [K, num_choices]; everything where nothing is, or without masks."""
         self.num_steps = 0
         self.num_episodes = 0
         self.num_truncated = 0
@@ -72,11 +83,29 @@ class StepRules:
             except BrokenRule as broken:
                 where = f"Step {self.num_steps}, environment {env}"
                 raise BrokenRule(f"{where}: {broken}") from None
+        if self._masks is not None:
+            self._check_mask(self._masks, row)
         if self._last is not None:
             self.num_episodes += int(row["done"].sum())
             self.num_truncated += int(row["truncated"].sum())
         self._last = row
         self.num_steps += 1
+
+    def _check_mask(self, masks: ActionMasks, row: Row) -> None:
+        """Nothing need be possible on the last row before a time limit's extra one."""
+        bad = self._is_stuck & ~row["truncated"]
+        if bad.any():
+            raise BrokenRule(
+                f"Step {self.num_steps - 1}, environment {int(bad.argmax())}: action_mask must "
+                "allow an action at each choice, got one that allows none"
+            )
+        leaves = nest.flatten(split_mask(self._rows["frame"])[1])
+        flat = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+        try:
+            self.mask = masks.check(flat, is_last=True)
+        except WrongMask as error:
+            raise BrokenRule(f"Step {self.num_steps}: {error}") from None
+        self._is_stuck = ~masks.allow(flat.astype(np.bool_))
 
     def _check_environment(self, row: Row, env: int) -> None:
         now = {name: numbers[env].item() for name, numbers in row.items()}
@@ -114,16 +143,33 @@ class StepRules:
             expect("episode_return", expected, total)
 
 
-def choose_actions(hello: Hello, random: np.random.Generator) -> bytes:
-    """Any that fit; all of them, sooner or later, if they are numbered."""
+def choose_actions(
+    hello: Hello, random: np.random.Generator, mask: np.ndarray | None = None
+) -> bytes:
+    """Any that fit, and that a mask [K, num_choices] allows; floats also beyond their bounds.
+
+    All of them come, sooner or later, if they are numbered.
+    """
+    start = 0
 
     def choose(spec: ArraySpec) -> np.ndarray:
+        nonlocal start
         shape, dtype = (hello.num_envs, *spec.shape), np.dtype(spec.dtype)
         if dtype.kind == "f":
             low, high = (np.clip(bound, -1, 1) for bound in spec.bounds)
-            return random.uniform(low, high, shape).astype(dtype)
-        counts = np.reshape(spec.num_categories or 2, spec.shape if spec.num_categories else ())
-        return random.integers(0, counts, shape).astype(dtype)
+            return random.uniform(low - 0.1, high + 0.1, shape).astype(dtype)
+        if mask is None or not spec.num_choices:
+            counts = np.reshape(spec.num_categories or 2, spec.shape if spec.num_categories else ())
+            return random.integers(0, counts, shape).astype(dtype)
+        allowed = mask[:, start : start + spec.num_choices]
+        start += spec.num_choices
+        if spec.is_bits:
+            bits = random.integers(0, 2, allowed.shape) & allowed
+            return bits.reshape(shape).astype(dtype)
+        draws = np.where(allowed, random.random(allowed.shape), -1.0)
+        parts = np.split(draws, np.cumsum(spec.num_categories)[:-1], axis=1)
+        chosen = np.stack([part.argmax(axis=1) for part in parts], axis=1)
+        return chosen.reshape(shape).astype(dtype)
 
     return encode_actions(nest.map(choose, hello.spec.action))
 

@@ -1,5 +1,6 @@
 """`ActorPool`: actors in C++ threads, one for each lane."""
 
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ class ActorPool(_C.ActorPool):
         self._addresses = list(env_server_addresses)
         self._security = security
         self._num_lanes = 0
+        self._clients = {"": 0}  # and their numbers, from 0 on
+        self._client_of_lane: list[str] = []
         self._lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
         self._taken: weakref.WeakKeyDictionary[Lane, InfoSums] = weakref.WeakKeyDictionary()
 
@@ -56,9 +59,14 @@ class ActorPool(_C.ActorPool):
         """Start an actor for a lane."""
         number, self._num_lanes = self._num_lanes, self._num_lanes + 1
         self._lanes[number] = lane
+        self._client_of_lane.append(sys.intern(lane.client))
         # In no lane's memory, and the same at each step: the actor takes it for part of the row.
         source = number * MAX_GROUP + np.arange(lane.num_envs, dtype=np.int64)
         self._add(lane, {**lane.rows, "source": source})
+
+    def client_of(self, source: int) -> str:
+        """Whose environment is behind a number in rows; see `Lane.client`."""
+        return self._client_of_lane[source // MAX_GROUP]
 
     def name_source(self, source: int) -> str:
         """The environment behind a number in rows, for people."""
@@ -90,7 +98,8 @@ class ActorPool(_C.ActorPool):
         if not self._addresses:
             super().run()
             return
-        from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+        from libtorchbeast.rpc.gateway_config import GatewaysConfig
+        from libtorchbeast.rpc.gateway_supervisor import Gateways
         from libtorchbeast.rpc.security import Security
 
         errors: list[BaseException] = []
@@ -132,4 +141,7 @@ class ActorPool(_C.ActorPool):
     def _add(self, lane: Lane, row: Any) -> None:
         rows = nest.map(lambda array: array[None], row)  # [K, ...] -> [1, K, ...]
         actions = nest.map(lambda array: array[None], lane.actions)
-        super().add_lane(lane.turn, rows, actions, lane.bell_fd)
+        super().add_lane(lane.turn, rows, actions, lane.bell_fd, self._number_of(lane.client))
+
+    def _number_of(self, client: str) -> int:
+        return self._clients.setdefault(client, len(self._clients))

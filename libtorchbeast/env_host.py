@@ -103,7 +103,8 @@ class HostConfig:
 
     name: str
     factory: str
-    """`package.module:function`, called with num_envs, seed and `factory_options`."""
+    """`package.module:function`, called with num_envs, seed and `factory_options`; and with `data`,
+    bytes, if the parent process has some for it."""
     factory_options: dict[str, Any]
     num_envs: int
     """Of a group."""
@@ -120,12 +121,15 @@ class HostConfig:
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def make_group(self, number: int, beat: Callable[[], None], rebuild: bool = True) -> Group:
-        """Environments with seeds of their own."""
+    def make_group(
+        self, number: int, beat: Callable[[], None], rebuild: bool = True, data: bytes = b""
+    ) -> Group:
+        """Environments with seeds of their own; `data` is the parent process's."""
+        options = {**self.factory_options, **({"data": data} if data else {})}
 
         def make(seed: int) -> Any:
             beat()  # whatever went before took its time, and making the next will, too
-            return make_environments(self.factory, self.num_envs, seed, **self.factory_options)
+            return make_environments(self.factory, self.num_envs, seed, **options)
 
         group = Group(make, derive_seed(self.seed, number), rebuild)
         beat()
@@ -152,7 +156,7 @@ def run_worker(config: HostConfig, line: SupervisorLine) -> None:
             group.close()
 
     lanes = [Lane(fd, spec, config.num_envs) for fd in config.lane_fds]
-    groups = [config.make_group(i, line.beat) for i in range(len(lanes))]
+    groups = [config.make_group(i, line.beat, data=line.data) for i in range(len(lanes))]
     for lane, group in zip(lanes, groups, strict=True):
         turns.add(work(lane, group))
     turns.run()

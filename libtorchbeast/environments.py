@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from libtorchbeast.action_masks import ActionMasks, expect_no_mask, find_masks
 from libtorchbeast.episode_info import InfoSums, add_info
 from libtorchbeast.observations import FrameCheck, as_arrays, check_finite, stack
 from libtorchbeast.rows import (
@@ -90,6 +91,17 @@ class Rebuilds:
         self.num_rebuilds += 1
         logger.warning("%s failed and is rebuilt with a new seed.", self._name, exc_info=error)
 
+    def retry(self, error: Exception, num_steps: int, attempt: Callable[[], Any]) -> Any:
+        """What `attempt` returns at last. A failure on the way there is one more in a row."""
+        while True:
+            self.allow(error, num_steps)
+            try:
+                return attempt()
+            except Broken:
+                raise
+            except Exception as another:
+                error = another
+
 
 # ------------------------------------------------------------------------------------------ groups
 
@@ -103,7 +115,8 @@ def make_environments(factory: str, num_envs: int, seed: int, **options: Any) ->
 def spec_of_group(envs: Environments, row: Row) -> Spec:
     """What environments that give such rows are like."""
     observation = with_bounds(spec_of(row["frame"]), getattr(envs, "observation_spec", None))
-    return Spec(observation, getattr(envs, "action_spec", INT64))
+    action = getattr(envs, "action_spec", INT64)
+    return Spec(observation, action, getattr(envs, "taken_action", action))
 
 
 class Group:
@@ -170,17 +183,14 @@ class Group:
             logger.warning("An environment failed while it was closed.", exc_info=error)
 
     def _rebuild(self, error: Exception) -> Row:
-        """The first row of new environments. A failure on the way there is one more in a row."""
-        while True:
-            self._rebuilds.allow(error, self._num_steps)
-            _close_failed(self._envs)
-            try:
-                self._envs, row = self._build()
-                return as_first_row(row, truncated=True)
-            except Broken:
-                raise
-            except Exception as another:
-                error = another
+        """The first row of new environments."""
+
+        def attempt() -> Row:
+            close_failed(self._envs)
+            self._envs, row = self._build()
+            return as_first_row(row, truncated=True)
+
+        return self._rebuilds.retry(error, self._num_steps, attempt)
 
     def _build(self) -> tuple[Environments, Row]:
         # A new seed each time, or the same bad luck would come again.
@@ -197,7 +207,7 @@ class Group:
                 )
             _check(envs, row)
         except BaseException:
-            _close_failed(envs)
+            close_failed(envs)
             raise
         self._observation = observation
         return envs, row
@@ -208,7 +218,7 @@ def _check(envs: Environments, row: Row) -> None:
         check_finite(row)
 
 
-def _close_failed(envs: Any) -> None:
+def close_failed(envs: Any) -> None:
     """Close what failed before, so that another failure is no news."""
     with contextlib.suppress(Exception):
         envs.close()
@@ -228,12 +238,14 @@ class SyncEnvs:
         observe: Callable[[Any], Any] = as_arrays,
         knows_truncation: bool = True,
         rebuild: bool = True,
+        masks: bool = False,
     ) -> None:
         """`observe` turns an environment's observation into a tree of arrays.
 
         Without `knows_truncation`, a time limit is an end like any other. A learner that does not
         know `truncated` cannot be shown that an environment was rebuilt, so that none is.
         Without `rebuild`, what an environment raises is raised, and what it returns is unchecked.
+        With `masks`, frames have an `action_mask` if the environments offer one anywhere.
         """
         self.num_envs = num_envs
         self.observe = observe
@@ -245,16 +257,25 @@ class SyncEnvs:
         self.join: Callable[[list[np.ndarray]], Any] = stack if self.is_checked else np.stack
         self.envs = _make_all(make_env, num_envs)
         first = self.envs[0]
-        self.observation_spec = observation_spec_of(getattr(first, "observation_space", None))
-        self._taken_action = spec_or(INT64, getattr(first, "action_space", None))
-        self.action_spec: Any = agents_action(self._taken_action)
-        self._takes_as_given = takes_as_given(self._taken_action)
+        self._observation_spec = observation_spec_of(getattr(first, "observation_space", None))
+        self.taken_action = spec_or(INT64, getattr(first, "action_space", None))
+        self.action_spec: Any = agents_action(self.taken_action)
+        self._takes_as_given = takes_as_given(self.taken_action)
         self._takes_numbers = count_actions(self.action_spec) > 0
+        self._takes_masks = masks
+        self._looks_for_masks = masks  # until the first reset has shown whether there are any
+        self._masks: ActionMasks | None = None
         self._counter = EpisodeCounter(num_envs, self.action_spec)
         self._hit_time_limit = [False] * num_envs
         self._info: InfoSums = {}
         self._num_steps = 0
         self._rebuilds = [Rebuilds(f"Environment {i}") for i in range(num_envs)]
+
+    @property
+    def observation_spec(self) -> Any:
+        """What the environments declare; after `reset` with their masks."""
+        spec = self._observation_spec
+        return spec if self._masks is None else self._masks.spec(spec)
 
     def reset(self) -> Row:
         self._hit_time_limit = [False] * self.num_envs
@@ -275,6 +296,7 @@ class SyncEnvs:
         truncated = np.array(self._hit_time_limit)  # these rows are the extra ones
         # Without a function for one environment: calling it would take as long as some steps do.
         envs, observe, check, extra = self.envs, self.observe, self._check, self._hit_time_limit
+        masks, is_first = self._masks, self._num_steps == 1
         for i, action in enumerate(self._split(actions)):
             try:
                 if extra[i]:
@@ -290,6 +312,10 @@ class SyncEnvs:
                         frame, done[i] = self._reset(i), True
                     else:
                         extra[i] = bool(limit)
+                        if masks is not None:
+                            frame = masks.add(envs[i], frame, info, is_last=extra[i])
+                        elif is_first and self._takes_masks:
+                            expect_no_mask(info)
                         frame = observe(frame)
                         check(frame)
             except Exception as error:
@@ -311,28 +337,30 @@ class SyncEnvs:
 
     def _reset(self, i: int, seed: int | None = None) -> Any:
         """The first frame of an episode."""
-        frame, _ = self.envs[i].reset(seed=seed)
+        env = self.envs[i]
+        frame, info = env.reset(seed=seed)
+        if self._looks_for_masks:
+            self._masks = find_masks(env, frame, info, self.action_spec)
+            self._looks_for_masks = False
+        if self._masks is not None:
+            frame = self._masks.add(env, frame, info)
         frame = self.observe(frame)
         self._check(frame)
         return frame
 
     def _rebuild(self, i: int, error: Exception) -> Any:
-        """The first frame of a new environment in the place of one that failed.
-
-        A failure on the way there is one more in a row.
-        """
+        """The first frame of a new environment in the place of one that failed."""
         if not self.is_checked or isinstance(error, UnknownSpace):  # it will never be another
             raise error
         rebuilds = self._rebuilds[i]
         self._hit_time_limit[i] = False
-        while True:
-            rebuilds.allow(error, self._num_steps)
-            _close_failed(self.envs[i])
-            try:
-                self.envs[i] = as_gymnasium(self._make_env())
-                return self._reset(i, self._seed_of(i, rebuilds.num_rebuilds))
-            except Exception as another:
-                error = another
+
+        def attempt() -> Any:
+            close_failed(self.envs[i])
+            self.envs[i] = as_gymnasium(self._make_env())
+            return self._reset(i, self._seed_of(i, rebuilds.num_rebuilds))
+
+        return rebuilds.retry(error, self._num_steps, attempt)
 
     def _seed_of(self, *path: int) -> int | None:
         return None if self._seed is None else derive_seed(self._seed, *path)
@@ -340,7 +368,7 @@ class SyncEnvs:
     def _split(self, actions: Any) -> list[Any]:
         """The action of each environment, as its own space has them."""
         if not self._takes_as_given:
-            actions = environments_action(self._taken_action, actions)
+            actions = environments_action(self.taken_action, actions)
         if not self._takes_numbers:
             return [self._pick(actions, i) for i in range(self.num_envs)]
         if len(actions) != self.num_envs:
@@ -369,7 +397,7 @@ def _make_all(make_env: Callable[[], Any], num_envs: int) -> list[Any]:
         envs = []
         for _ in range(num_envs):
             envs.append(as_gymnasium(make_env()))
-            stack.callback(_close_failed, envs[-1])
+            stack.callback(close_failed, envs[-1])
         stack.pop_all()  # all could be made: none is closed
     return envs
 

@@ -52,8 +52,9 @@ class Helper:
         fds: Sequence[int] = (),
         needs_token: bool = False,
         catch_output: bool = False,
+        data: bytes = b"",
     ) -> None:
-        """Starts it, with these descriptors and what Python finds here.
+        """Starts it, with these descriptors, this `data` and what Python finds here.
 
         In a process group of its own: Ctrl-C in a terminal is for its parent alone. With
         `catch_output` what it prints is for `read_output`, and else goes where ours does.
@@ -71,6 +72,10 @@ class Helper:
             if needs_token:
                 line["token_fd"] = secret.pipe_with_token()
                 theirs.callback(os.close, line["token_fd"])
+            if data:
+                line["data_fd"] = anonymous_memory(len(data), "torchbeast-data")
+                theirs.callback(os.close, line["data_fd"])
+                os.pwrite(line["data_fd"], data, 0)
             own_fds = [fd for name, fd in line.items() if name.endswith("_fd")]
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, json.dumps({"line": line, **config})],
@@ -210,6 +215,11 @@ class SupervisorLine:
         if "token_fd" in line:
             with open(line["token_fd"], "rb") as file:
                 secret.keep(file.read().decode())
+        self.data = b""
+        """What the parent process has for this one."""
+        if "data_fd" in line:
+            with open(line["data_fd"], "rb") as file:
+                self.data = file.read()
         self.beat()
 
     def beat(self) -> None:

@@ -7,6 +7,7 @@ attached to its first byte, so that one lost on the way is missed by its own mes
 import json
 import os
 import socket
+import threading
 from collections import deque
 from typing import Any
 
@@ -19,12 +20,16 @@ class UnknownProtocol(ValueError):
 
 
 class JsonSocket:
-    """One end of the connection. Nothing here waits: `send` and `flush` send what they can."""
+    """One end of the connection. Nothing here waits: `send` and `flush` send what they can.
+
+    Any thread may send, one may receive.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
+        self._sending = threading.Lock()
         self._incoming = bytearray()
         self._fd: int | None = None  # that came with the message in the making
 
@@ -42,17 +47,18 @@ class JsonSocket:
         self.flush()
 
     def flush(self) -> None:
-        while self._outgoing:
-            data, fds = self._outgoing[0]
-            try:
-                num_sent = socket.send_fds(self._socket, [data], fds)
-            except BlockingIOError:
-                return
-            _close(fds)
-            if num_sent < len(data):
-                self._outgoing[0] = (data[num_sent:], [])
-            else:
-                self._outgoing.popleft()
+        with self._sending:
+            while self._outgoing:
+                data, fds = self._outgoing[0]
+                try:
+                    num_sent = socket.send_fds(self._socket, [data], fds)
+                except BlockingIOError:
+                    return
+                _close(fds)
+                if num_sent < len(data):
+                    self._outgoing[0] = (data[num_sent:], [])
+                else:
+                    self._outgoing.popleft()
 
     def next(self) -> dict[str, Any] | None:
         """The next message, if one has come.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from libtorchbeast.rows import Row
-from libtorchbeast.specs import UnknownSpace
+from libtorchbeast.specs import UnknownSpace, describe
 from libtorchbeast.tree import leaves_of, map_tree
 
 FEW = 64  # numbers, which Python adds up sooner than NumPy has started
@@ -82,6 +82,29 @@ class FrameCheck:
         if expected:
             return f"{named(next(iter(expected)))} is missing."
         return "The observation must be nested as the first one was, got another structure."
+
+
+def fit(observation: Any, spec: Any) -> Any:
+    """An observation as arrays of the dtypes that a space declares; ValueError if it is none."""
+    try:
+        if isinstance(spec, dict) and observation.keys() != spec.keys():
+            raise KeyError(*(observation.keys() ^ spec.keys()))
+        arrays = map_tree(lambda leaf, part: np.asarray(part), spec, observation)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"The observation must be nested like its space, {describe(spec)}, got another "
+            f"structure ({error!r})."
+        ) from error
+    pairs = zip(leaves_of(spec), leaves_of(arrays), strict=True)
+    for (name, leaf), (_, array) in pairs:
+        is_number = array.dtype.kind in "biuf"
+        is_exact = "float" in leaf.dtype or (
+            is_number and np.array_equal(array, array.astype(leaf.dtype))
+        )
+        if not is_number or array.shape != leaf.shape or not is_exact:
+            got = f"{array.dtype}{list(array.shape)}"
+            raise ValueError(f"{named(name)} must be {leaf} as its space says, got {got}.")
+    return map_tree(lambda leaf, array: array.astype(leaf.dtype, copy=False), spec, arrays)
 
 
 def check_finite(row: Row) -> None:

@@ -14,7 +14,7 @@ Nothing here is compiled, and nothing needs more than NumPy.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +64,9 @@ class Spec:
 
     observation: Any
     action: Any = INT64
+    taken: Any = field(default=None, compare=False)
+    """The action as the environment itself takes it: with its own first category, in its own width.
+    None if nobody said; in no JSON, since only its own process steps an environment."""
 
     @property
     def num_actions(self) -> int:

@@ -60,6 +60,7 @@ class Lane:
         self.spec = spec
         self.num_envs = num_envs
         self.bell_fd: int | None = None  # what the actor rings when it passes the turn
+        self.client = ""  # whose environments these are; the learner's own if empty
         self._memory = np.frombuffer(mmap.mmap(fd, lane_size(spec, num_envs)), np.uint8)
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
         self.turn = Turn(header["turn"][:1])

@@ -14,7 +14,8 @@ from libtorchbeast.tree import leaves_of, map_tree
 
 Bound = float | tuple[float, ...] | None
 
-MAX_CATEGORIES = 1 << 16  # of one element; and elements of categories
+MAX_CATEGORIES = 1 << 16  # of one element of an action; and elements of categories
+MAX_OBSERVED_CATEGORIES = 1 << 31  # of one element of an observation, which no net has one-hot
 # Of larger observations only the smallest and the largest bound are kept.
 MAX_BOUNDS, MAX_CATEGORY_BOUNDS = 128, 4096
 
@@ -69,6 +70,16 @@ class ArraySpec:
         if not (np.isfinite(low) & np.isfinite(high)).all():
             return ()
         return tuple(int(n) for n in (high - low + 1).ravel())
+
+    @property
+    def is_bits(self) -> bool:
+        """Whether it is a MultiBinary: each element is 0 or 1, on its own."""
+        return self.dtype == "int8" and bool(self.shape) and set(self.num_categories) == {2}
+
+    @property
+    def num_choices(self) -> int:
+        """How many numbers the mask of such an action has: one for each category, or bit."""
+        return len(self.num_categories) if self.is_bits else sum(self.num_categories)
 
 
 INT64 = ArraySpec("int64")
@@ -139,11 +150,12 @@ def observation_spec_of(space: Any) -> Any:
 
 
 def _within_limits(leaf: ArraySpec) -> ArraySpec:
-    most = MAX_CATEGORY_BOUNDS if leaf.categories else MAX_BOUNDS
-    is_small = all(np.size(bound) <= most for bound in (leaf.low, leaf.high) if bound is not None)
+    size = MAX_CATEGORY_BOUNDS if leaf.categories else MAX_BOUNDS
+    is_small = all(np.size(bound) <= size for bound in (leaf.low, leaf.high) if bound is not None)
     low = leaf.low if is_small else _bound(leaf.bounds[0].min())
     high = leaf.high if is_small else _bound(leaf.bounds[1].max())
-    has_few = math.prod(leaf.shape) <= MAX_CATEGORIES >= max(leaf.num_categories, default=0)
+    most = max(leaf.num_categories, default=0)
+    has_few = math.prod(leaf.shape) <= MAX_CATEGORIES and most <= MAX_OBSERVED_CATEGORIES
     return replace(leaf, low=low, high=high, categories=leaf.categories and is_small and has_few)
 
 

@@ -38,10 +38,18 @@ START_S = 60.0  # until the first heartbeat of a process, if its timeout is less
 class BackOff:
     """Pauses that grow, each a little different, so that many do not come back at once."""
 
-    def __init__(self, first_s: float = 0.1, max_s: float = 10.0, factor: float = 2.0) -> None:
+    def __init__(
+        self,
+        first_s: float = 0.1,
+        max_s: float = 10.0,
+        factor: float = 2.0,
+        jitter: tuple[float, float] = (0.75, 1.25),
+    ) -> None:
+        """Each pause is multiplied by a number between those of `jitter`."""
         self._first_s = self._pause_s = first_s
         self._max_s = max_s
         self._factor = factor
+        self._jitter = jitter
 
     def reset(self) -> None:
         self._pause_s = self._first_s
@@ -49,7 +57,10 @@ class BackOff:
     def next_s(self) -> float:
         pause_s = self._pause_s
         self._pause_s = min(self._factor * pause_s, self._max_s)
-        return pause_s * random.uniform(0.75, 1.25)
+        return pause_s * random.uniform(*self._jitter)
+
+
+FULL_JITTER = (0.0, 1.0)  # for many that lost the same peer at the same moment
 
 
 # --------------------------------------------------------------------------------- the supervisor

@@ -29,6 +29,8 @@ class WorkersConfig:
     seed: int
     env_timeout_s: float = 120.0
     """A worker whose environments do nothing for so long is killed and restarted."""
+    factory_data: bytes = b""
+    """For the factory, too: what has no place in options."""
     output_path: Path | None = None
     """What environments print is kept there; None: it goes where ours goes."""
 
@@ -85,6 +87,7 @@ class Workers:
                 host.to_json(),
                 host.lane_fds,
                 catch_output=config.output_path is not None,
+                data=config.factory_data,
             )
 
         def abandon() -> None:

@@ -1,16 +1,22 @@
 """Observations and actions of any space: agents act within it, and learn."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
 from libtorchbeast.environments import SyncEnvs, spec_of_group
+from libtorchbeast.specs import ArraySpec
 from libtorchbeast.tree import leaves_of, map_tree
-from tests.helpers import training
+from tests.helpers import any_space, training
 from tests.helpers.any_space import AnySpace
 from torchbeast.core.losses import compute_loss
+from torchbeast.envs import EnvOptions, look_at
 from torchbeast.envs.spaces import observe
+from torchbeast.errors import UsageError
+from torchbeast.models.frames import Numbers
 from torchbeast.run.build_learner import build_learner
 from torchbeast.run.flags import TrainingFlags
 
@@ -33,8 +39,18 @@ ACTIONS = {
 OBSERVATIONS = {
     "scalar": spaces.Box(0.0, 1.0, ()),
     "number": spaces.Discrete(4, start=2),
+    "million": spaces.Discrete(1_000_000, start=-5),
     "multi": spaces.MultiDiscrete([3, 5]),
+    "large_multi": spaces.MultiDiscrete([5_000, 3, 2_000_000]),
     "bits": spaces.MultiBinary(6),
+    "bit_grid": spaces.MultiBinary([2, 3]),
+    "bools": spaces.Box(0, 1, (4,), np.bool_),
+    "bytes": spaces.Box(0, 255, (4,), np.uint8),
+    "shorts": spaces.Box(-300, 300, (2, 2), np.int16),
+    "longs": spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64),
+    "unsigned": spaces.Box(0, 2**40, (2,), np.uint64),
+    "half": spaces.Box(-1.0, 1.0, (2,), np.float16),
+    "cube": spaces.Box(-1.0, 1.0, (2, 3, 4, 5)),
     "wide": spaces.Box(0, 60_000, (3,), np.uint16),
     "double": spaces.Box(-np.inf, np.inf, (2, 3), np.float64),
     "image": spaces.Box(0, 255, (64, 64, 3), np.uint8),
@@ -45,11 +61,16 @@ OBSERVATIONS = {
 
 def play_and_learn(observation_space, action_space, **flags):
     """Rows of a short rollout with the agent's own actions, and the loss of one update."""
-    torch.manual_seed(0)
-    flags = TrainingFlags(env="Catch", unroll_length=7, **flags)
     envs = SyncEnvs(
         lambda: AnySpace(observation_space, action_space), 2, seed=0, observe=observe, rebuild=False
     )
+    return learn_from(envs, **flags)
+
+
+def learn_from(envs, **flags):
+    """The same, of a group of two."""
+    torch.manual_seed(0)
+    flags = TrainingFlags(env="Catch", unroll_length=7, **flags)
     row = envs.reset()
     spec = spec_of_group(envs, row)
     learner = build_learner(flags, spec, torch.device("cpu"))
@@ -94,6 +115,37 @@ def test_agents_act_within_any_action_space_and_learn(name, use_lstm):
         assert leaf[1].shape == action[1].shape
 
 
+def test_many_categories_take_little_memory_and_are_told_apart():
+    numbers = Numbers(ArraySpec("int64", (), -5, 999_994, categories=True))
+    assert numbers.num_outputs == 32
+    assert sum(p.numel() for p in numbers.parameters()) == 2 * 1000 * 16
+    x = torch.tensor([-5, -4, 995, 999_994])
+    codes = numbers(x)
+    assert len(codes.unique(dim=0)) == 4
+    # What is out of bounds, from wherever it comes, ends no run.
+    assert torch.equal(numbers(torch.tensor([-999, 10**12])), codes[[0, 3]])
+    board = Numbers(ArraySpec("int64", (64, 64), 0, 39, categories=True))
+    assert board.num_outputs == 64 * 64 * 32  # less than one-hot
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Text(5),
+        spaces.Sequence(spaces.Discrete(2)),
+        spaces.Graph(VECTOR, None),
+        spaces.OneOf((VECTOR, spaces.Discrete(2))),
+    ],
+)
+def test_observations_without_arrays_of_one_shape_are_refused(space, monkeypatch):
+    for nested in (space, spaces.Dict(x=VECTOR, y=space)):
+        made = functools.partial(AnySpace, nested, spaces.Discrete(2))
+        monkeypatch.setattr(any_space, "made", made, raising=False)
+        kind = type(space).__name__
+        with pytest.raises(UsageError, match=f"^--env .*: A {kind} space has no arrays of one"):
+            look_at(EnvOptions("tests.helpers.any_space:made"))
+
+
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_there_is_a_model_for_any_observation_space(name):
     _, loss = play_and_learn(OBSERVATIONS[name], spaces.Discrete(3))
@@ -116,8 +168,5 @@ def test_what_is_drawn_outside_of_a_box_is_clipped_for_the_environment_alone():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("beast", ["monobeast", "polybeast"])
 def test_a_choice_and_an_aim_are_learnt_together(beast, tmp_path):
-    args = ["--env", "tests.helpers.any_space:Mixed", "--total_steps", "200000", "--xpid", "run"]
-    result = training.run(beast, tmp_path, *args, cwd=training.ROOT)
-    assert result.returncode == 0, result.stderr
-    *_, last = training.read_logs(tmp_path / "run")
-    assert float(last["mean_episode_return"]) > 6.5  # of 10; at random about 2
+    args = ("--env", "tests.helpers.any_space:Mixed", "--total_steps", "200000")
+    training.learn(beast, tmp_path, 6.5, *args)  # of 10; at random about 2

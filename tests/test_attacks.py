@@ -23,6 +23,7 @@ from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.local_socket import JsonSocket
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.address import Address, dial_unix
+from libtorchbeast.rpc.clients import NO_TOKEN
 from libtorchbeast.rpc.handshake import Greeting
 from libtorchbeast.rpc.limits import Limits, host_of
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
@@ -199,6 +200,83 @@ def of_worker(certificates, name, token):
     )  # fmt: skip
 
 
+def named(certificates, token):
+    """What a learner listens with that knows its clients by their certificates."""
+    return dataclasses.replace(of_worker(certificates, "learner", token), tls_client_certs=True)
+
+
+def test_a_client_with_many_environments_gets_its_share_of_the_learner_and_no_more(
+    certificates, token
+):
+    """With 64 times as many it would have 98 % of every batch; here nobody waits for it."""
+    busy = {"batch_size": 8, "update_s": 0.02}  # a learner is, and its queue is always full
+    honest = of_worker(certificates, "worker", token)
+    with under_attack(named(certificates, token), honest, num_envs=4, **busy) as it:
+        with client(it.address, 256, security=of_worker(certificates, "stolen", token)):
+            it.wait_for_streams(2)
+            it.wait_for_rollouts(256)
+            seen = len(it.rollouts)
+            it.wait_for_rollouts(800)
+        recent = it.rollouts[seen : seen + 800]
+        whose = [it.pool.client_of(int(rows["source"][0, 0])) for rows, _, _ in recent]
+        assert set(whose) == {"name:worker", "name:stolen"}
+        assert whose.count("name:worker") > 160
+        assert whose.count("name:stolen") > 160
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"max_stream_envs": 3}, "A stream may have 3 environments, got 4; put fewer in a stream"),
+        ({"max_client_envs": 4}, "A client may have 4 environments, got 4 more than the 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_environments_of_a_stream_and_of_a_client_are_limited(
+    kind, limits, sentence, tmp_path, caplog
+):
+    with under_attack(limits=Limits(**limits), listen=[address_of(kind, tmp_path)]) as it:
+        with client(it.address, 4):
+            wait_until(lambda: sentence in caplog.text)
+            assert it.gateways.num_streams == 1
+        with client(it.address, 3):
+            it.wait_for_environments(4)
+        wait_until(
+            lambda: (
+                [(c.streams, c.environments, c.refused > 0) for c in it.gateways.clients]
+                == [(1, 1, True)]
+            )
+        )
+
+
+def test_a_server_that_has_too_many_environments_is_not_played_with(caplog):
+    with (
+        serving("127.0.0.1:0") as server,
+        learner(server_addresses=[server.server_address], limits=Limits(max_stream_envs=1)) as it,
+    ):
+        wait_until(lambda: "A stream may have 1 environments, got 2" in caplog.text)
+        assert it.gateways.num_streams == 0
+
+
+def test_who_is_connected_is_known_by_name(certificates, token):
+    honest, stolen = (of_worker(certificates, name, token) for name in ("worker", "stolen"))
+    with under_attack(named(certificates, token), honest) as it:
+        with client(it.address, 2, security=stolen):
+            it.wait_for_streams(2)
+        it.wait_for_streams(1)
+        wrong = write_secret(token.token_file.with_name("wrong"), "guessed")
+        try_to_play(it.address, dataclasses.replace(stolen, token_file=wrong))
+
+        def figures():
+            return {
+                c.name: (c.streams, c.environments, c.refused, c.lost) for c in it.gateways.clients
+            }
+
+        expected = {"worker": (1, 1, 0, 0), "stolen": (0, 0, 0, 1), NO_TOKEN: (0, 0, 1, 0)}
+        wait_until(lambda: figures() == expected)
+        assert {c.address for c in it.gateways.clients} == {"ipv4:127.0.0.1"}
+
+
 def test_a_revoked_worker_is_sent_away_and_stays_away(certificates, token, tmp_path):
     revoked = tmp_path / "revoked"
     revoked.write_text("# nobody yet\n")
@@ -367,7 +445,7 @@ def test_an_action_outside_the_space_reaches_no_environment_that_dials(
         wait_until(
             lambda: f"sent what breaks a rule: {sentence}" in caplog.text
         )  # the client's word
-        by_learner = "raised:\n" if kind == "tcp" else "Environments were refused: "
+        by_learner = "raised: " if kind == "tcp" else "Environments were refused: "
         wait_until(lambda: by_learner + sentence in caplog.text)
         assert recorded.taken == []
         bad.close()
@@ -423,7 +501,7 @@ def as_json(values):
     ("kind", "answer", "why"),
     [
         ("tcp", [b"\xff" * 9], "Expected an AgentMessage"),
-        ("tcp", [encoded(version=99)], "the other version 99; update the older one"),
+        ("tcp", [encoded(version=99)], "the other version 99.1; update the older one"),
         ("tcp", [encode_greeting(GREETING), b"\xff" * 9], "Expected an AgentMessage"),
         ("tcp", [encode_greeting(GREETING)] * 2, "Expected Actions, got greeting"),
         ("unix", [as_json({"kind": "greeting", "version": []})], "That is no Greeting"),

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from libtorchbeast.rows import Spec
+from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.messages import encode_hello
-from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.rpc.steps import encode_actions, encode_step
 from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.examples import load
 
@@ -24,10 +25,10 @@ STEPS = [
 ]
 
 
-def encode(reward, done, count, total, truncated, size=2):
+def encode(reward, done, count, total, truncated, size=2, frame=None):
     return encode_step(
         {
-            "frame": np.zeros((1, size), np.float32),
+            "frame": np.zeros((1, size), np.float32) if frame is None else frame,
             "reward": np.array([reward], np.float32),
             "done": np.array([done]),
             "episode_step": np.array([count], np.int32),
@@ -95,6 +96,42 @@ def test_a_hello_must_have_the_token_and_be_one():
         rules.check_hello(encode_hello(HELLO), "another", "secret")
     with pytest.raises(rules.BrokenRule, match="The first message must be a Hello, got step"):
         rules.check_hello(encode(*FIRST), "secret", "secret")
+
+
+def test_masks_are_kept_and_must_leave_something():
+    mask = {"action_mask": ArraySpec("int8", (2, 3)), "seen": ArraySpec("float32", (1,))}
+    action = ArraySpec("int64", (2,), 0, 2, categories=True)
+    hello = Hello("test", 1, Spec(mask, action))
+    assert rules.check_hello(encode_hello(hello), "", "") == hello
+    wrong = Hello("test", 1, Spec(mask, discrete(3)))
+    with pytest.raises(rules.BrokenRule, match="elements of action_mask must be 3, got 6"):
+        rules.check_hello(encode_hello(wrong), "", "")
+
+    def play(*steps):
+        checker = rules.StepRules(hello)
+        for values, allowed in steps:
+            frame = {"action_mask": np.array([allowed], np.int8), "seen": np.zeros((1, 1), "f4")}
+            checker.check(encode(*values, frame=frame))
+        return checker
+
+    only, stuck = [[0, 1, 0], [0, 0, 1]], [[0, 1, 0], [0, 0, 0]]
+    choose, random = rules.choose_actions, np.random.default_rng(0)
+    checker = play((FIRST, only))
+    assert {choose(hello, random, checker.mask) for _ in range(20)} == {
+        encode_actions(np.array([[1, 2]]))
+    }
+    play((FIRST, only), (STEPS[1], stuck), ((0.0, True, 1, 1.0, True), only))  # a time limit
+    with pytest.raises(rules.BrokenRule, match="Step 0, environment 0: action_mask must allow an"):
+        play((FIRST, stuck), (STEPS[1], only))
+    with pytest.raises(rules.BrokenRule, match="must hold 1 for what is possible"):
+        play((FIRST, [[2, 1, 1], [1, 1, 1]]))
+
+
+def test_floats_beyond_their_bounds_come_too():
+    hello = Hello("test", 64, Spec(ArraySpec("float32", (2,)), ArraySpec("float32", (), 0.0, 1.0)))
+    actions = pb.AgentMessage.FromString(rules.choose_actions(hello, np.random.default_rng(0)))
+    numbers = np.frombuffer(actions.actions.action[0], np.float32)
+    assert numbers.min() < 0 < 1 < numbers.max()
 
 
 def test_actions_fit_and_all_of_them_come():

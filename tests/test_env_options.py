@@ -210,7 +210,7 @@ def test_an_observation_that_is_text_is_refused_with_a_sentence(tmp_path, monkey
         "gymnasium.register('Plain-v0', Plain)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match=r"`mission` must hold numbers.*--wrappers"):
+    with pytest.raises(UsageError, match=r"--env missions:Mission-v0: A Text space has no arrays"):
         look_at(EnvOptions("missions:Mission-v0"))
     # And one whose class takes no render_mode is made.
     assert look_at(EnvOptions("missions:Plain-v0")).observation.shape == (2,)

@@ -145,6 +145,15 @@ def test_the_memory_has_no_name_and_so_goes_with_the_last_process(portable):
     assert lane.turn.state == CLOSED
 
 
+def test_who_is_handed_a_lane_cannot_shrink_it(lane):
+    """Else the learner would be killed by SIGBUS where it reads."""
+    size = os.fstat(lane.fd).st_size
+    with pytest.raises(PermissionError):
+        os.ftruncate(lane.fd, size - 1)
+    with pytest.raises(PermissionError):
+        os.ftruncate(lane.fd, size + 1)
+
+
 def test_specs_survive_json():
     assert Spec.from_json(SPEC.to_json()) == SPEC
     listed = Spec([ArraySpec("uint8", (2,)), ()], ArraySpec("int64"))

@@ -15,6 +15,7 @@ from torchbeast.core import losses, vtrace
 from torchbeast.core.learner import Learner, finished_episodes
 from torchbeast.core.losses import autocast, compute_loss
 from torchbeast.core.nonfinite import pick_columns
+from torchbeast.core.optimizers import without_compiler
 from torchbeast.models import make_model
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import ActorModel, prepare_to_act
@@ -301,10 +302,23 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_without_the_compiler_take_the_steps_of_pytorchs_own(name):
+    kinds = (OPTIMIZERS[name], without_compiler(OPTIMIZERS[name]))
+    weights = [torch.nn.Parameter(torch.linspace(-1, 1, 7)) for _ in kinds]
+    for kind, weight in zip(kinds, weights, strict=True):
+        optimizer = kind([weight], lr=0.1, foreach=True)
+        for i in range(5):
+            optimizer.zero_grad()
+            (weight * (weight + i)).sum().backward()
+            optimizer.step()
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_goes_on_after_a_resume_as_if_there_had_been_none(name):
     flags = dataclasses.replace(FLAGS, optimizer=name, momentum=0.5, adam_epsilon=0.1)
     learner = make_learner(flags)
-    assert type(learner.optimizer) is OPTIMIZERS[name]
+    assert isinstance(learner.optimizer, OPTIMIZERS[name])
     learner.step(random_batch(0), ())
     resumed = make_learner(flags)
     resumed.load_state_dict(copy.deepcopy(learner.state_dict()))

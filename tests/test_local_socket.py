@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from libtorchbeast.local_socket import MAX_MESSAGE_BYTES, JsonSocket, UnknownProtocol
+from tests.helpers.threads import run_in_threads
 
 
 @pytest.fixture
@@ -32,6 +33,24 @@ def test_messages_arrive_in_order_with_their_descriptors(pair):
     assert os.read(read_end, 1) == b"x"
     for fd in (read_end, second["fd"]):
         os.close(fd)
+
+
+def test_several_threads_may_send(pair):
+    ours, theirs = pair
+    got = []
+
+    def send(sender):
+        for i in range(2000):
+            ours.send("note", sender=sender, number=i)
+
+    with run_in_threads(*(lambda sender=s: send(sender) for s in range(3))) as threads:
+        while len(got) < 6000:
+            if (message := theirs.next()) is not None:
+                got.append((message["sender"], message["number"]))
+            elif not any(thread.is_alive() for thread in threads):
+                ours.flush()
+    for sender in range(3):
+        assert [n for s, n in got if s == sender] == list(range(2000))
 
 
 def test_messages_larger_than_the_sockets_memory_come_in_pieces(pair):

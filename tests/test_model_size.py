@@ -21,6 +21,7 @@ from torchbeast.errors import UsageError
 from torchbeast.models import make_model
 from torchbeast.polybeast_learner import Flags, open_source
 from torchbeast.run import model_size
+from torchbeast.run.flags import with_values
 from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.actor_model import ActorModel
 
@@ -99,7 +100,8 @@ def test_a_model_that_cannot_be_built_without_memory_is_built_with_it(one_gib, c
 def test_a_first_client_that_asks_for_too_large_a_model_is_sent_away(one_gib, tmp_path):
     """At once and without a model; the next one decides."""
     address = f"unix:{tmp_path}/learner"
-    flags = Flags(env="remote", listen=address, model="mlp", unroll_length=4, batch_size=1)
+    given = {"model": "mlp", "unroll_length": 4, "batch_size": 1}
+    flags = with_values(Flags(env="remote", listen=address), "command line", given)
     grown_by = []
     decided = threading.Event()
 

@@ -145,3 +145,23 @@ def test_wrong_models_get_one_sentence():
         make_model("mlp", Spec(ArraySpec("float32", (7,))), False)
     with pytest.raises(UsageError, match="cannot be imported"):
         make_model("no.such:Model", spec_for((7,), 2), False)
+
+
+def test_separate_nets_share_nothing_between_policy_and_baseline():
+    agent = make_model("mlp", spec_for((5,), 3), use_lstm=False, separate_nets=True)
+    row = {"frame": torch.randn(1, 9, 5), "done": torch.zeros(1, 9, dtype=torch.bool)}
+    agent(row)[0]["baseline"].sum().backward()
+    assert all(p.grad is None for p in [*agent.encoder.parameters(), agent.policy.weight])
+    assert all(p.grad.any() for p in agent.baseline_encoder.parameters())
+
+
+def test_deviations_of_float_actions_are_the_same_in_every_state():
+    spec = Spec(ArraySpec("float32", (5,)), ArraySpec("float32", (2,), -1.0, 1.0))
+    agent = make_model("mlp", spec, use_lstm=False, separate_nets=True)
+    with torch.no_grad():
+        agent.policy.weight.normal_()
+        agent.policy.bias.normal_()
+    row = {"frame": torch.randn(1, 9, 5), "done": torch.zeros(1, 9, dtype=torch.bool)}
+    logits = agent(row)[0]["policy_logits"][0]
+    assert logits[:, :2].std(dim=0).min() > 0
+    torch.testing.assert_close(logits[:, 2:], agent.policy.bias[2:].expand(9, 2))

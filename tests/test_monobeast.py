@@ -37,10 +37,6 @@ def train(tmp_path, *args):
     return final_return(tmp_path / "run")
 
 
-def test_memory_is_not_learnt_without_lstm(tmp_path):
-    assert abs(train(tmp_path, "--env", "Memory", "--total_steps", "100000")) < 0.5
-
-
 def test_catch_is_learnt_and_leaves_its_files_and_can_be_tested(tmp_path):
     total = 100_000
     assert train(tmp_path, "--env", "Catch", "--total_steps", str(total)) > 0.9
@@ -171,7 +167,7 @@ def failing_fork():
     global failures
     failures -= 1
     if failures >= 0:
-        raise OSError(errno.{name}, os.strerror(errno.{name}))
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     return fork()
 
 os.fork = failing_fork
@@ -181,9 +177,8 @@ sys.exit(monobeast.run_command_line(monobeast.Flags, monobeast.main, args))
 """
 
 
-@pytest.mark.parametrize("name", ["ENOMEM", "EAGAIN", "EMFILE"])
-def test_a_fork_for_which_there_is_no_room_is_tried_again(tmp_path, name):
-    command = [sys.executable, "-c", NO_ROOM.format(name=name), str(tmp_path)]
+def test_a_fork_for_which_there_is_no_room_is_tried_again(tmp_path):
+    command = [sys.executable, "-c", NO_ROOM, str(tmp_path)]
     result = subprocess.run(
         command, cwd=ROOT, timeout=TIMEOUT_S, capture_output=True, text=True, check=False
     )
@@ -203,18 +198,26 @@ def test_training_outlives_a_fork_server_that_is_killed(tmp_path):
         assert training.end(signal.SIGTERM) == 0
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
-def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path, start_method):
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_actors_end_by_themselves_however_they_were_started(tmp_path, start_method):
     before = shared_memory()
-    args = (*SMALL, "--start_method", start_method)
-    with Training(tmp_path, *args, "--checkpoint_interval_s", "0.5") as training:
+    args = ("--num_actors", "2", "--start_method", start_method)
+    with Training(tmp_path, *SMALL, *args) as training:
+        training.wait_for_step(1)
+        assert training.end(signal.SIGKILL) == -signal.SIGKILL
+    assert shared_memory() == before
+
+
+def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path):
+    before = shared_memory()
+    with Training(tmp_path, *SMALL, "--checkpoint_interval_s", "0.5") as training:
         training.wait_for_step(1)
         training.wait_for((training.folder / "model.tar").exists, "checkpoint")
         training.wait_for_step(training.step + 20_000)
         assert training.end(signal.SIGKILL) == -signal.SIGKILL  # and the actors end by themselves
     saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
     assert saved["step"] > 0
-    with Training(tmp_path, *args) as training:
+    with Training(tmp_path, *SMALL) as training:
         training.wait_for_step(saved["step"] + 1)
         assert f"Resuming at step {saved['step']:,} of Catch" in training.output
         assert training.end(signal.SIGTERM) == 0
@@ -226,39 +229,12 @@ def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path, start_met
     assert shared_memory() == before
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_ends_forked_actors_too(tmp_path, number, code):
+def test_a_signal_ends_forked_actors_too(tmp_path):
     before = shared_memory()
     with Training(tmp_path, *SMALL, "--start_method", "fork") as training:
         training.wait_for_step(1)
-        training.stop(number, code)
+        training.stop(signal.SIGINT, 130)
     assert shared_memory() == before
-
-
-def test_an_environment_that_raises_is_rebuilt_alone(tmp_path):
-    """Its traceback is shown, and neither its neighbours nor its actor are restarted."""
-    env = fragile(tmp_path, 300, "raise BrokenPipeError('the simulator hung up')")
-    args = ("--env", "fragile:make", "--total_steps", "20000", "--num_actors", "2")
-    result = run(tmp_path, *args, env=env)
-    assert result.returncode == 0, result.stderr
-    assert "failed and is rebuilt" in result.stderr
-    assert "the simulator hung up" in result.stderr
-    assert "fragile.py" in result.stderr
-    assert "restarting it" not in result.stderr
-    assert "RuntimeWarning" not in result.stderr
-
-
-def test_an_actor_whose_environments_break_at_once_is_restarted_and_given_up(tmp_path):
-    env = fragile(tmp_path, 3, "raise ValueError('the simulator is out of tea')")
-    args = ("--env", "fragile:make", "--num_actors", "1", "--envs_per_actor", "2")
-    result = run(tmp_path, *args, env=env)
-    assert result.returncode == 1
-    assert "Actor 0 ended with exit code 1; restarting it" in result.stderr
-    assert "giving it up after 5 failures in a row" in result.stderr
-    *_, sentence = result.stderr.splitlines()
-    assert sentence.startswith("No actor is left to work with: all failed 5 times in a row")
-    assert "the simulator is out of tea" in result.stderr.split("error: Traceback")[1]
-    assert "actor_process.py" not in result.stderr  # the user's traceback, and not ours
 
 
 def test_each_actor_draws_its_own_random_numbers(tmp_path):

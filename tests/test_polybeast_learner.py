@@ -11,7 +11,7 @@ from torch import nn
 
 import libtorchbeast
 from torchbeast import polybeast, polybeast_learner
-from torchbeast.core.learner import Learner
+from torchbeast.core.learner import Learner, NothingFinite
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent
 from torchbeast.polybeast_learner import Net
@@ -476,3 +476,20 @@ def test_rollouts_that_will_be_old_are_logged(caplog, num_envs, is_logged):
     source = argparse.Namespace(num_envs=num_envs)
     polybeast_learner.warn_of_lag(polybeast_learner.Flags(batch_size=8), source)
     assert ("rollouts are 65 updates old" in caplog.text) == is_logged
+
+
+def test_gradients_that_stay_infinite_end_no_run_that_has_clients(caplog):
+    """They may be a client's doing; without clients there is nobody else to wait for."""
+    raised = []
+
+    def run_learn():
+        if len(raised) < 3:
+            raised.append(NothingFinite("The gradient must be finite, and was not."))
+            raise raised[-1]
+
+    polybeast_learner.outlast_clients(run_learn, has_clients=lambda: True)
+    assert len(raised) == 3
+    assert caplog.text.count("was not. The run goes on, as it may be a client's doing.") == 1
+    raised.clear()
+    with pytest.raises(NothingFinite):
+        polybeast_learner.outlast_clients(run_learn, has_clients=lambda: False)

@@ -1,5 +1,7 @@
 """Which settings a run gets, by what its environment is like; what the command line says stays."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -9,6 +11,8 @@ from libtorchbeast.specs import ArraySpec, discrete, spec_of_space
 from tests.helpers.specs import spec_for
 from torchbeast import monobeast, polybeast_learner
 from torchbeast.core.settings import Settings
+from torchbeast.envs import EnvOptions
+from torchbeast.errors import UsageError
 from torchbeast.run import recipes
 from torchbeast.run.command_line import parse
 from torchbeast.run.flags import with_recipe
@@ -83,3 +87,12 @@ def test_images_in_a_tree_get_the_settings_of_images(model):
 def test_vectors_in_a_tree_get_the_settings_of_vectors():
     observation = (ArraySpec("float32", (2,)), ArraySpec("float32", (3,)))
     assert recipes._for_frames(Spec(observation, discrete(2)), "auto") == recipes.VECTOR
+
+
+def test_ppos_recipe_is_for_vectors_and_floats_and_refuses_images():
+    floats = dataclasses.replace(VECTOR, action=ArraySpec("float32", (2,), -1.0, 1.0))
+    of_vectors = recipes.find(EnvOptions("remote"), "ppo", spec=VECTOR)
+    of_floats = recipes.find(EnvOptions("remote"), "ppo", spec=floats)
+    assert (of_vectors, of_floats) == (recipes.PPO, recipes.PPO_FLOAT_ACTIONS)
+    with pytest.raises(UsageError, match="--recipe ppo is for vectors, boards and actions"):
+        recipes.find(EnvOptions("remote"), "ppo", spec=IMAGE)

@@ -1,5 +1,6 @@
 """Training with environments elsewhere, as users run it: what is killed is restarted."""
 
+import csv
 import re
 import signal
 import sys
@@ -37,6 +38,13 @@ def start_environments(tmp_path, address, learner_dials):
 
 def learn_on(training):
     training.wait_for_step(training.step + MORE_THAN_IS_ON_ITS_WAY)
+
+
+def connections(training):
+    """From whom something was learnt lately."""
+    path = training.folder / "connections.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+    return [row for row in rows if row["share"] == "1.000" and int(row["environments"]) > 0]
 
 
 def gateway_of(training):
@@ -83,10 +91,12 @@ def test_environments_wait_for_a_learner_and_for_the_next_one(tmp_path, learner_
             training.wait_for((training.folder / "model.tar").exists, "checkpoint")
             learn_on(training)
             assert training.end(signal.SIGKILL) == -signal.SIGKILL
+            (training.folder / "connections.csv").unlink(missing_ok=True)
         with start_learner(tmp_path, *args) as training:
             training.wait_for(lambda: "Resuming at step" in training.output, "resumption")
             training.wait_for_step(1)
             learn_on(training)
+            training.wait_for(lambda: connections(training), "line in connections.csv")
             assert training.end(signal.SIGTERM) == 0
         assert environments.family() == family
         assert environments.end(signal.SIGTERM) == 0

@@ -14,7 +14,7 @@ import pytest
 
 from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.gateway import MAX_UNAUTHENTICATED_TEXTS
+from libtorchbeast.rpc.gateway_listener import MAX_UNAUTHENTICATED_TEXTS
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import (
@@ -50,6 +50,7 @@ def later_row():
 
 FIRST, LATER = encode_step(first_row()), encode_step(later_row())
 LIMITS = Limits(
+    max_stream_envs=2048,
     max_message_bytes=1 << 20,
     connections_at_once=100_000,
     connections_per_s=1e6,
@@ -248,7 +249,7 @@ def test_unauthenticated_peers_do_not_fill_the_log(caplog):
 
 @pytest.mark.slow
 def test_who_stops_reading_is_not_waited_for(it):
-    num_envs = 2048
+    num_envs = LIMITS.max_stream_envs
     rows = [first_row(), later_row()]
     first, later = (
         encode_step({name: np.repeat(value, num_envs, axis=0) for name, value in row.items()})

@@ -20,8 +20,10 @@ import torchbeast
 from libtorchbeast import memory
 from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.rpc.env_client import EnvironmentClient, LearnerFinished, LearnerGone
-from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+from libtorchbeast.rpc.gateway_config import GatewaysConfig
+from libtorchbeast.rpc.gateway_supervisor import Gateways
 from libtorchbeast.rpc.handshake import Hello, Refused
+from libtorchbeast.rpc.lane_grants import GatewayLanes, LaneGrants
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_hello
 from libtorchbeast.rpc.security import Security
@@ -234,7 +236,8 @@ def test_nothing_is_left_behind():
 def test_a_gateway_dies_with_its_parent():
     program = (
         "import os\n"
-        "from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig\n"
+        "from libtorchbeast.rpc.gateway_config import GatewaysConfig\n"
+        "from libtorchbeast.rpc.gateway_supervisor import Gateways\n"
         "gateways = Gateways(GatewaysConfig(listen=['127.0.0.1:0']))\n"
         "gateways.open()\n"
         "print(gateways.pids[0], flush=True)\n"
@@ -342,7 +345,7 @@ def test_a_simulator_without_a_learner_says_that_it_waits(tmp_path, caplog):
 
 
 def test_environments_whose_rollouts_would_fill_the_memory_are_refused(monkeypatch):
-    monkeypatch.setattr("libtorchbeast.rpc.gateway_supervisor.memory_bytes", lambda: 500)
+    monkeypatch.setattr("libtorchbeast.rpc.lane_grants.memory_bytes", lambda: 500)
     expected = "1 more environments would take the learner's memory"
     with (
         learner(listen=["127.0.0.1:0"], rows_per_rollout=5) as it,
@@ -354,7 +357,8 @@ def test_environments_whose_rollouts_would_fill_the_memory_are_refused(monkeypat
 
 def test_a_learner_without_room_for_a_lane_turns_environments_away_and_goes_on(caplog):
     with learner(listen=["127.0.0.1:0"]) as it:
-        add_lane, it.gateways._add_lane = it.gateways._add_lane, no_thread_is_left
+        add_lane = it.gateways._grants.add_lane
+        it.gateways.start(no_thread_is_left)
         with client(it.address):
             wait_until(lambda: "there is no lane for them: no thread is left" in caplog.text)
             it.gateways.start(add_lane)
@@ -505,9 +509,6 @@ def test_who_comes_later_does_not_change_the_action_that_is_known():
         (ArraySpec("int64", (), 0, 9), discrete(5), "known"),
         (INT64, discrete(5), "later"),
     ):
-        gateways = Gateways(GatewaysConfig(), Spec(frame, known))
-        try:
-            gateways._learn_spec({"spec": Spec(frame, later).to_json()})
-            assert gateways.spec.action == (known if kept == "known" else later)
-        finally:
-            gateways.close()
+        grants = LaneGrants(GatewaysConfig(), Spec(frame, known), None, [])
+        assert not grants.hear(GatewayLanes(bell_fd=-1), {"spec": Spec(frame, later).to_json()})
+        assert grants.spec.action == (known if kept == "known" else later)

@@ -64,7 +64,8 @@ MANY = np.arange(1, 90_001).reshape(300, 300)
     ("space", "spec"),
     [
         (spaces.Box(0 * MANY[0], MANY[0], dtype=np.int64), ArraySpec("int64", (300,), 0, 300)),
-        (spaces.Discrete(100_000), ArraySpec("int64", (), 0, 99_999)),
+        (spaces.Discrete(2**33), ArraySpec("int64", (), 0, 2**33 - 1)),
+        (spaces.Discrete(100_000), ArraySpec("int64", (), 0, 99_999, True)),
         (spaces.MultiBinary((300, 300)), ArraySpec("int8", (300, 300), 0, 1)),
         (spaces.MultiDiscrete(MANY), ArraySpec("int64", (300, 300), 0, 89_999)),
         (spaces.MultiDiscrete([3] * 300), ArraySpec("int64", (300,), 0, 2, True)),

@@ -305,7 +305,7 @@ def test_specs_that_do_not_fit_are_refused_with_a_sentence(caplog):
 def test_seeds_differ_between_groups_and_starts_and_runs(monkeypatch, num_workers, lanes):
     seeds = []
 
-    def start(module, config, fds, catch_output):
+    def start(module, config, fds, catch_output, data):
         seeds.extend(derive_seed(config["seed"], i) for i in range(config["num_groups"]))
         raise OSError("enough")
 

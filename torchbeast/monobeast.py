@@ -37,11 +37,10 @@ from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import Child, Supervisor
 from libtorchbeast.tree import map_tree
-from libtorchbeast.wait_notice import say_if_slow
 from torchbeast.core.file_writer import new_xpid
 from torchbeast.core.learner import Learner
 from torchbeast.core.losses import Batch
-from torchbeast.envs import make_envs
+from torchbeast.envs import look_at, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, as_output, build_distribution, build_model
 from torchbeast.report import log_to_terminal
@@ -396,10 +395,7 @@ def train(flags: Flags) -> int:
     keep_freed_memory()
     seed_everything(flags.seed)
     with StopRequest() as stop:
-        with say_if_slow(f"Making one of {flags.env}"):
-            envs = make_group(flags, num_envs=1, seed=flags.seed)
-        spec = envs.spec
-        envs.close()
+        spec = look_at(flags.env_options, flags.envs_per_actor)
         learner = build_learner(flags, spec, flags.learner_device)
         shared = Shared(
             Rollouts(flags, spec, learner.model),
@@ -407,7 +403,7 @@ def train(flags: Flags) -> int:
             shared_zeros((flags.num_actors,), torch.int64),
         )
         return run_training(
-            flags, learner, lambda run: act_and_learn(flags, learner, shared, run), stop
+            flags, learner, lambda run: act_and_learn(flags, learner, shared, run), stop, spec
         )
 
 

@@ -24,7 +24,7 @@ from libtorchbeast.rpc.address import server_address
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import CANNOT_WORK, Child, Supervisor
-from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, make_envs
+from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at
 from torchbeast.errors import UsageError
 from torchbeast.run.signals import StopRequest
 
@@ -75,7 +75,8 @@ class Flags(EnvOptions, Security):
                 check(address)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        make_envs(self.env_options, num_envs=1).close()  # better one sentence here than ten there
+        # Better one sentence here than ten there.
+        look_at(self.env_options, self.envs_per_server // self.num_groups)
 
 
 def server(flags: Flags, number: int, seed: int) -> Child:

@@ -22,14 +22,15 @@ from torch import nn
 
 import libtorchbeast
 import nest
+from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rows import TORCHBEAST_FIELDS, Row, Spec
 from libtorchbeast.rpc.address import Address, server_address
-from libtorchbeast.rpc.gateway_supervisor import GatewaysConfig
+from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
 from torchbeast.core.file_writer import new_xpid
-from torchbeast.core.learner import Learner
+from torchbeast.core.learner import Learner, NothingFinite
 from torchbeast.core.losses import (
     Batch,
     compute_baseline_loss,
@@ -45,6 +46,7 @@ from torchbeast.models.net import Net
 from torchbeast.report import log_to_terminal
 from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
+from torchbeast.run.connections import Connections
 from torchbeast.run.env_sources import RemoteEnvironments, Source
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores, with_recipe
@@ -99,6 +101,11 @@ class Flags(TrainingFlags, Security):
     connections_per_s: float = Limits().connections_per_s
     """New connections that one host may open to each of them, after a burst."""
 
+    max_stream_envs: int = Limits().max_stream_envs
+    """Environments that one connection may have."""
+    max_client_envs: int = Limits().max_client_envs
+    """Environments that one client, a host or a name in certificates, may have at each gateway."""
+
     env_timeout_s: float = 120.0
     """Environments that take no step for so long are given up, and restarted if they are ours."""
 
@@ -133,7 +140,12 @@ class Flags(TrainingFlags, Security):
 
     @property
     def limits(self) -> Limits:
-        return Limits(connections_per_s=self.connections_per_s, step_s=self.env_timeout_s)
+        return Limits(
+            max_stream_envs=self.max_stream_envs,
+            max_client_envs=self.max_client_envs,
+            connections_per_s=self.connections_per_s,
+            step_s=self.env_timeout_s,
+        )
 
     @property
     def default_servers(self) -> list[str]:
@@ -172,6 +184,7 @@ class Flags(TrainingFlags, Security):
         super().validate()
         self.require_positive("num_inference_threads", "num_learner_threads", "num_gateways")
         self.require_positive("connections_per_s", "env_timeout_s")
+        self.require_positive("max_stream_envs", "max_client_envs")
         for name in ("num_actors", "num_servers"):
             if getattr(self, name) is not None:
                 self.require_positive(name)
@@ -377,7 +390,11 @@ def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open
             device = flags.find_device(flags.learner_device)
             learner = build_learner(flags, source.spec, device)
             return run_training(
-                flags, learner, lambda run: act_and_learn(flags, learner, source, run), stop
+                flags,
+                learner,
+                lambda run: act_and_learn(flags, learner, source, run),
+                stop,
+                source.spec,
             )
         finally:
             source.close()
@@ -392,6 +409,21 @@ def warn_of_lag(flags: Flags, source: Source) -> None:
             "learnt from; a larger --batch_size or fewer environments learn better.",
             source.num_envs, flags.batch_size, num_updates,
         )  # fmt: skip
+
+
+def outlast_clients(run_learn: Callable[[], None], has_clients: Callable[[], bool]) -> None:
+    """Learn until that ends by itself: nothing that a client sends can end a run."""
+    repeats = RepeatFilter()
+    while True:
+        try:
+            run_learn()
+            return
+        except NothingFinite as error:
+            if not has_clients():
+                raise
+            shown = repeats.take(str(error), key="nothing finite")
+            if shown is not None:
+                logger.error("%s The run goes on, as it may be a client's doing.", shown)
 
 
 def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> None:
@@ -417,6 +449,9 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         initial_agent_state=initial_state,
     )
     learner.name_source = pool.name_source
+    connections = Connections(
+        learner_queue, flags.rundir, lambda: learner.version, pool.client_of, source.clients
+    )
     actor_device = flags.find_device(flags.actor_device)
     actor_model = ActorModel(
         learner.model,
@@ -428,12 +463,10 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
     synchronize(learner.device, actor_device)
     finished = learner.finished
 
-    def run_learner() -> None:
-        set_cpu_threads(flags.learner_cpu_threads)
-        torch.set_flush_denormal(True)  # means of squares of weights that are never used
+    def run_learn() -> None:
         learn(
             flags,
-            learner_queue,
+            connections,
             learner.model,
             actor_model,
             learner.optimizer,
@@ -441,6 +474,11 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
             stats={},
             learner=learner,
         )
+
+    def run_learner() -> None:
+        set_cpu_threads(flags.learner_cpu_threads)
+        torch.set_flush_denormal(True)  # means of squares of weights that are never used
+        outlast_clients(run_learn, has_clients=lambda: bool(source.clients()))
 
     def run_inference() -> None:
         set_cpu_threads(1)
@@ -460,6 +498,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         while not finished.is_set() and not run.stop_requested:
             source.poll()
             stages.look()
+            connections.look()
             learner.stats.add_info(flags.choose_info(pool.take_info()))
             if trace is not None and learner.version > first_version:
                 trace.record()

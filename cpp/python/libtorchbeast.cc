@@ -275,16 +275,18 @@ void bind_actor_pool(nb::module_& m) {
       .def(
           "add_lane",
           [](PythonActorPool& self, const Turn& turn, nb::handle row, nb::handle action,
-             std::optional<int> bell_fd) {
+             std::optional<int> bell_fd, std::int64_t client) {
             Lane lane{turn, nest_from_python(row), nest_from_python(action)};
             if (bell_fd) lane.bell = Bell(*bell_fd);
+            lane.client = client;
             without_gil([&] { self.add_lane(std::move(lane)); });
           },
-          "turn"_a, "row"_a, "action"_a, "bell_fd"_a = nb::none(),
+          "turn"_a, "row"_a, "action"_a, "bell_fd"_a = nb::none(), "client"_a = 0,
           "Start an actor for a lane of arrays [1, K, ...]. The row is a dict, or a tuple for "
           "code\n"
           "written for TorchBeast; agent and learner get the same. The bell is rung when the turn\n"
-          "goes to the environments; the descriptor is copied.")
+          "goes to the environments; the descriptor is copied. Clients have equal shares of agent\n"
+          "and learner.")
       .def(
           "run",
           [](PythonActorPool& self) {

@@ -18,7 +18,6 @@
 
 struct Options {
   std::string address = "127.0.0.1:4242";
-  std::string name = "C++ walk";
   std::string token;     // From TORCHBEAST_TOKEN.
   std::string tls_ca;    // PEM; empty: no TLS.
   std::string tls_cert;  // PEM, as is tls_key; empty: none of one's own.

@@ -1,6 +1,6 @@
-// Walks that dial a learner: flags, signals, exit codes.
+// Environments that dial a learner: flags, signals, exit codes.
 //
-//   walk_client --connect 127.0.0.1:4242 --num_envs 8
+//   walk_client --connect 127.0.0.1:4242 --num_envs 8 --task walk
 //
 // Exit codes: 0 after SIGTERM, 130 after Ctrl-C, 1 if something broke, 2 for a mistake or a
 // refusal.
@@ -14,8 +14,10 @@
 #include <string>
 #include <thread>
 
+#include "aim.h"
 #include "client.h"
 #include "group.h"
+#include "masked_walk.h"
 #include "walk.h"
 
 namespace {
@@ -24,12 +26,14 @@ struct Flags {
   Options options;
   std::uint32_t num_envs = 8;
   std::uint32_t seed = 1;
+  std::string task = "walk";
   bool insecure = false;
 };
 
 constexpr char kUsage[] =
-    "walk_client [--connect host:port] [--num_envs 8] [--seed 1] [--tls_ca ca.pem]\n"
-    "            [--tls_cert cert.pem --tls_key cert.key] [--tls_server_name name] [--insecure]\n"
+    "walk_client [--connect host:port] [--num_envs 8] [--seed 1] [--task walk|masked_walk|aim]\n"
+    "            [--tls_ca ca.pem] [--tls_cert cert.pem --tls_key cert.key]\n"
+    "            [--tls_server_name name] [--insecure]\n"
     "The token, if the learner wants one, comes from the variable TORCHBEAST_TOKEN.\n";
 
 std::uint32_t to_number(const std::string& flag, const std::string& text) {
@@ -54,6 +58,9 @@ void check(const Flags& flags) {
   if (flags.num_envs < 1 || flags.num_envs > 1 << 16) {
     throw std::invalid_argument("--num_envs must be from 1 to 65536, got " +
                                 std::to_string(flags.num_envs) + ".");
+  }
+  if (flags.task != "walk" && flags.task != "masked_walk" && flags.task != "aim") {
+    throw std::invalid_argument("--task must be walk, masked_walk or aim, got " + flags.task + ".");
   }
   const Options& options = flags.options;
   if (options.tls_cert.empty() != options.tls_key.empty()) {
@@ -92,6 +99,8 @@ Flags parse(int argc, char** argv) {
       flags.num_envs = to_number(flag, value);
     } else if (flag == "--seed") {
       flags.seed = to_number(flag, value);
+    } else if (flag == "--task") {
+      flags.task = value;
     } else if (flag == "--tls_ca") {
       flags.options.tls_ca = value;
     } else if (flag == "--tls_cert") {
@@ -139,12 +148,13 @@ class Watcher {
   std::thread thread_;
 };
 
+template <typename Environment>
 int play(const Flags& flags, const sigset_t& signals) {
-  Group<Walk> group(flags.num_envs, flags.seed);
+  Group<Environment> group(flags.num_envs, flags.seed);
   Client client(flags.options);
   const Watcher watcher(client, signals);
   client.run({
-      group.hello(flags.options.name),
+      group.hello(),
       [&] { return group.first_step(); },
       [&](const proto::Actions& actions, bool knows_truncation) {
         return group.step(actions, knows_truncation);
@@ -163,7 +173,11 @@ int main(int argc, char** argv) {
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // Before gRPC starts threads of its own.
   try {
-    return play(parse(argc, argv), signals);
+    const Flags flags = parse(argc, argv);
+    if (flags.task == "aim") {
+      return play<Aim>(flags, signals);
+    }
+    return flags.task == "walk" ? play<Walk>(flags, signals) : play<MaskedWalk>(flags, signals);
   } catch (const Refused& error) {
     std::cerr << "error: " << error.what() << std::endl;
     return 2;

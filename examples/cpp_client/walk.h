@@ -13,8 +13,12 @@
 
 class Walk {
  public:
+  using Number = std::int64_t;  // What actions are made of.
+  static constexpr const char* kName = "C++ walk";
   static constexpr std::uint32_t kObservationSize = 2;
+  static constexpr std::uint32_t kActionSize = 1;
   static constexpr std::uint32_t kNumActions = 3;
+  static constexpr bool kHasMask = false;
   static constexpr std::uint32_t kMaxSteps = 60;
 
   using Observation = std::array<float, kObservationSize>;
@@ -36,8 +40,8 @@ class Walk {
     num_steps_ = 0;
   }
 
-  Result step(std::int64_t action) {
-    position_ = std::clamp(position_ + static_cast<int>(action) - 1, 0, kLength - 1);
+  Result step(const std::int64_t* action) {
+    position_ = std::clamp(position_ + static_cast<int>(*action) - 1, 0, kLength - 1);
     ++num_steps_;
     const bool arrived = position_ == goal_;
     return {arrived ? 1.0F : -0.01F, arrived, !arrived && num_steps_ == kMaxSteps};

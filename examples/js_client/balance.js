@@ -5,6 +5,7 @@
 //   reward       1 for each step with the ball on the beam; when it falls, 0, and the episode ends
 //   time limit   60 steps
 export class Balance {
+  static title = "JavaScript balance";
   static observationSize = 2;
   static numActions = 3;
   static maxSteps = 60;

@@ -1,15 +1,19 @@
-// Balls on beams that dial a learner: flags, signals, exit codes.
+// Environments that dial a learner: flags, signals, exit codes.
 //
-//   node client.js --connect 127.0.0.1:4242 --num_envs 8
+//   node client.js --connect 127.0.0.1:4242 --num_envs 8 --task balance
 //
 // Exit codes: 0 after SIGTERM, 130 after Ctrl-C, 1 if something broke, 2 for a mistake or a refusal.
 import { accessSync, constants } from "node:fs";
 import { isIPv4 } from "node:net";
 import { parseArgs } from "node:util";
 
+import { Aim } from "./aim.js";
 import { Balance } from "./balance.js";
 import { Group } from "./group.js";
+import { MaskedBalance } from "./masked_balance.js";
 import { Client, Refused } from "./stream.js";
+
+const TASKS = { balance: Balance, masked_balance: MaskedBalance, aim: Aim };
 
 class UsageError extends Error {}
 
@@ -46,6 +50,7 @@ function parse() {
       options: {
         connect: text("127.0.0.1:4242"),
         num_envs: text("8"),
+        task: text("balance"),
         tls_ca: text(""),
         tls_cert: text(""),
         tls_key: text(""),
@@ -59,6 +64,10 @@ function parse() {
   const numEnvs = Number(values.num_envs);
   if (!Number.isInteger(numEnvs) || numEnvs < 1 || numEnvs > 65536) {
     throw new UsageError(`--num_envs must be from 1 to 65536, got ${values.num_envs}.`);
+  }
+  if (!Object.hasOwn(TASKS, values.task)) {
+    const known = "balance, masked_balance or aim";
+    throw new UsageError(`--task must be ${known}, got ${values.task}.`);
   }
   checkTls(values);
   const token = process.env.TORCHBEAST_TOKEN ?? "";
@@ -76,13 +85,14 @@ function parse() {
     tlsKey: values.tls_key,
     tlsServerName: values.tls_server_name,
     numEnvs,
+    task: values.task,
     token,
   };
 }
 
 async function main() {
   const options = parse();
-  const group = new Group(Balance, options.numEnvs);
+  const group = new Group(TASKS[options.task], options.numEnvs);
   const client = new Client(options);
   let exitCode = 0;
   const stop = (signal) => {
@@ -91,7 +101,7 @@ async function main() {
   };
   process.on("SIGINT", stop).on("SIGTERM", stop);
   await client.run({
-    hello: group.hello("JavaScript balance"),
+    hello: group.hello(),
     firstStep: () => group.firstStep(),
     step: (actions, knowsTruncation) => group.step(actions, knowsTruncation),
   });

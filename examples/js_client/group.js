@@ -1,5 +1,8 @@
 // K environments that step together, as env.proto wants to see them. Works for any environment like
-// Balance: reset, step, observation (numbers), observationSize, numActions.
+//
+//   Balance        an action is one number from 0 to numActions - 1
+//   MaskedBalance  the same, with a mask of what is possible
+//   Aim            an action is actionSize floats from low to high
 
 class Slot {
   constructor(environment) {
@@ -48,18 +51,28 @@ export class Group {
     this.slots = Array.from({ length: numEnvs }, () => new Slot(new Environment()));
   }
 
-  hello(name) {
-    const { observationSize, numActions } = this.Environment;
+  hello() {
+    const { title, observationSize, numActions, hasMask } = this.Environment;
+    const observation = { array: { dtype: "float32", shape: [observationSize] } };
+    const action_mask = { array: { dtype: "bool", shape: [numActions] } };
     return {
       hello: {
         version: 2,
-        name,
+        name: title,
         num_envs: this.slots.length,
-        observation: { array: { dtype: "float32", shape: [observationSize] } },
-        action: { array: { dtype: "int64", shape: [] } },
-        num_actions: numActions,
+        observation: hasMask ? { dict: { items: { action_mask, observation } } } : observation,
+        ...this.#describeAction(),
       },
     };
+  }
+
+  #describeAction() {
+    const { numActions, actionSize, low, high } = this.Environment;
+    if (!actionSize) {
+      return { action: { array: { dtype: "int64", shape: [] } }, num_actions: numActions };
+    }
+    const shape = [actionSize];
+    return { action: { array: { dtype: "float32", shape, low: [low], high: [high] } } };
   }
 
   // The first Step of a stream: nothing led to it. Episodes that were under way go on.
@@ -72,7 +85,7 @@ export class Group {
     const zeros = this.slots.map(() => 0);
     return {
       step: {
-        observation: [this.#observations()],
+        observation: this.#observations(),
         reward: zeros,
         done: this.slots.map(() => true),
         episode_step: zeros,
@@ -81,13 +94,13 @@ export class Group {
     };
   }
 
-  // Throws an Error if the actions are not K numbers that the environment knows.
+  // Throws an Error if the actions are not K that the environment knows.
   step(actions, knowsTruncation) {
     const chosen = this.#read(actions);
     this.slots.forEach((slot, i) => slot.step(chosen[i], knowsTruncation));
     return {
       step: {
-        observation: [this.#observations()],
+        observation: this.#observations(),
         reward: this.slots.map((slot) => slot.reward),
         done: this.slots.map((slot) => slot.done),
         truncated: this.slots.map((slot) => slot.truncated),
@@ -97,8 +110,17 @@ export class Group {
     };
   }
 
-  // [K, observationSize] as little-endian float32, whatever this machine likes.
+  // One array; with a mask two, in the order of their keys.
   #observations() {
+    if (!this.Environment.hasMask) {
+      return [this.#numbers()];
+    }
+    const masks = this.slots.flatMap((slot) => slot.environment.mask().map(Number));
+    return [Buffer.from(masks), this.#numbers()]; // [K, numActions], a byte each
+  }
+
+  // [K, observationSize] as little-endian float32, whatever this machine likes.
+  #numbers() {
     const { observationSize } = this.Environment;
     const bytes = Buffer.alloc(4 * observationSize * this.slots.length);
     let offset = 0;
@@ -112,15 +134,25 @@ export class Group {
 
   #read(actions) {
     const leaves = actions.action;
-    if (leaves.length !== 1 || leaves[0].length !== 8 * this.slots.length) {
+    const { actionSize } = this.Environment;
+    const numBytes = actionSize ? 4 * actionSize : 8; // of one environment
+    if (leaves.length !== 1 || leaves[0].length !== numBytes * this.slots.length) {
       throw new Error("Expected one action for each environment, got something else.");
     }
-    return this.slots.map((_, i) => {
-      const action = Number(leaves[0].readBigInt64LE(8 * i));
-      if (action < 0 || action >= this.Environment.numActions) {
-        throw new Error(`There is no action ${action}.`);
-      }
-      return action;
-    });
+    const read = actionSize ? this.#readFloats : this.#readNumber;
+    return this.slots.map((_, i) => read.call(this, leaves[0], numBytes * i));
+  }
+
+  #readNumber(bytes, offset) {
+    const action = Number(bytes.readBigInt64LE(offset));
+    if (action < 0 || action >= this.Environment.numActions) {
+      throw new Error(`There is no action ${action}.`);
+    }
+    return action;
+  }
+
+  #readFloats(bytes, offset) {
+    const { actionSize } = this.Environment;
+    return Array.from({ length: actionSize }, (_, i) => bytes.readFloatLE(offset + 4 * i));
   }
 }

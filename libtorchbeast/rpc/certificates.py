@@ -91,6 +91,11 @@ class CallerCheck:
             check_no_worker(identity)
         return name
 
+    @property
+    def knows_token(self) -> bool:
+        """Whether who got past this check has shown one."""
+        return bool(self._token or self._security.token_file or self._security.read_token())
+
     def _read_token(self) -> str:
         """As it is now; its file is read again when it changes."""
         path = self._security.token_file

@@ -33,7 +33,7 @@ from libtorchbeast.rpc.handshake import (
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
-from libtorchbeast.supervisor import BackOff
+from libtorchbeast.supervisor import FULL_JITTER, BackOff
 from libtorchbeast.text import printable
 
 logger = logging.getLogger("torchbeast")
@@ -48,6 +48,12 @@ REFUSED_S, MAX_REFUSED_S = 5.0, 60.0  # between calls of a learner that does not
 
 class LearnerGone(Exception):
     """The connection is lost, or there is none yet; dial again."""
+
+    def __init__(self, text: str = "", retry_s: float | None = None, code: str = "") -> None:
+        """`retry_s`: when, if the learner said so with a status of this `code`."""
+        super().__init__(text)
+        self.retry_s = retry_s
+        self.is_too_early = retry_s is not None and code == "RESOURCE_EXHAUSTED"
 
 
 class NotReady(Exception):
@@ -125,7 +131,7 @@ class EnvironmentClient:
         why = str(error).rstrip(".")
         if isinstance(error, LearnerGone):
             self._log(f"No learner at {self._address}: {why}. Dialing again.")
-            return back_off.next_s()
+            return pause_of(error, back_off)
         what = f"The learner at {self._address} refused these environments"
         if isinstance(error, BadAnswer):
             what = f"The learner at {self._address} sent what breaks a rule"
@@ -147,7 +153,7 @@ class EnvironmentClient:
 
     async def _play_on_lanes(self, group: Group) -> None:
         """One lane after the other."""
-        back_off, refusals = BackOff(), BackOff(REFUSED_S, MAX_REFUSED_S)
+        back_off, refusals = dialing_back_off(), BackOff(REFUSED_S, MAX_REFUSED_S)
         while True:
             connection = None
             try:
@@ -195,12 +201,22 @@ class EnvironmentClient:
             await asyncio.gather(watcher, waiter, *players, return_exceptions=True)
 
     async def _play_streams(self, group: Group, streams: set[Any]) -> None:
+        kept: list[Any] = []
+        try:
+            await self._keep_dialing(group, streams, kept)
+        finally:
+            for channel in kept:
+                await channel.close()
+
+    async def _keep_dialing(self, group: Group, streams: set[Any], kept: list[Any]) -> None:
         """One stream after the other."""
-        back_off, refusals = BackOff(), BackOff(REFUSED_S, MAX_REFUSED_S)
+        back_off, refusals = dialing_back_off(), BackOff(REFUSED_S, MAX_REFUSED_S)
         while True:
             is_playing = False
             try:
-                dialled = dial_stream(self._address, self._security, self._hello(group), streams)
+                dialled = dial_stream(
+                    self._address, self._security, self._hello(group), streams, kept
+                )
                 async with dialled as (call, link, greeting):
                     self._log(f"Playing with the learner at {self._address}.")
                     back_off.reset()
@@ -266,7 +282,18 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
 
 def gone_for(refused: Refused) -> LearnerGone:
     """A refusal after which nothing is to be corrected."""
-    return (LearnerFinished if refused.code == FINISHED else LearnerGone)(str(refused))
+    kind = LearnerFinished if refused.code == FINISHED else LearnerGone
+    return kind(str(refused), refused.retry_s, refused.code)
+
+
+def dialing_back_off() -> BackOff:
+    """Many may have lost the same learner at the same moment."""
+    return BackOff(jitter=FULL_JITTER)
+
+
+def pause_of(error: Exception, back_off: BackOff) -> float:
+    """Before the next call: longer and longer, and no shorter than the learner said."""
+    return max(back_off.next_s(), getattr(error, "retry_s", None) or 0.0)
 
 
 async def why_closed(link: LaneLink, connection: Any) -> LearnerGone:
@@ -296,11 +323,17 @@ def _refuse(connection: JsonSocket, error: BadAnswer) -> None:
 
 @contextlib.asynccontextmanager
 async def dial_stream(
-    address: str, security: Security, hello: Hello, streams: set[Any]
+    address: str,
+    security: Security,
+    hello: Hello,
+    streams: set[Any],
+    kept: list[Any] | None = None,
 ) -> AsyncIterator[Any]:
     """(call, link, greeting) of a gRPC stream to a learner (in asyncio).
 
-    One of `NO_LINK`, also while it is in use.
+    One of `NO_LINK`, also while it is in use. The connection of a call that is to be made again
+    soon is in `kept` afterwards, and is taken from there: another handshake would cost both ends
+    more than the call.
     """
     import grpc
     import grpc.aio
@@ -315,10 +348,11 @@ async def dial_stream(
 
     check_owner(address)
     try:
-        channel = security.aio_channel(address, Limits())
+        channel = kept.pop() if kept else security.aio_channel(address, Limits())
     except ValueError as error:
         raise NotReady(str(error)) from error
     call: Any = None
+    is_kept = False
     try:
         async with watched(streams, address) as stream:
             metadata = token_metadata(hello.token)
@@ -339,10 +373,11 @@ async def dial_stream(
 
             link = StreamLink(hello, exchange, stream, ACTION_S)
             yield call, link, decode_greeting(data)
-    except grpc.aio.AioRpcError as error:
-        raise end_of_call(error) from error
-    except asyncio.InvalidStateError as error:
-        raise end_of_call(await status_of(call)) from error
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        is_status = isinstance(error, grpc.aio.AioRpcError)
+        ended = end_of_call(error if is_status else await status_of(call))
+        is_kept = kept is not None and getattr(ended, "is_too_early", False)
+        raise ended from error
     except LinkLost as error:
         raise LearnerGone(str(error)) from error
     except Refused as error:  # by this end: an answer that breaks a rule
@@ -350,14 +385,18 @@ async def dial_stream(
             raise BadAnswer(str(error)) from error
         raise LearnerGone(str(error)) from error
     finally:
-        await channel.close()
+        if is_kept:
+            assert kept is not None
+            kept.append(channel)
+        else:
+            await channel.close()
 
 
 async def status_of(call: Any) -> Any:
     """How a call ended, if it says so soon."""
     try:
         async with asyncio.timeout(STOP_S):
-            return await call.code(), await call.details()
+            return await call.code(), await call.details(), await call.trailing_metadata()
     except TimeoutError:
         return None
 
@@ -366,14 +405,18 @@ def end_of_call(error: Any) -> Exception:
     """What a status means to who dialled."""
     if error is None:
         return LearnerGone("The connection was lost.")
-    code, details = error if isinstance(error, tuple) else (error.code(), error.details())
+    from libtorchbeast.rpc.messages import retry_s_in
+
+    if not isinstance(error, tuple):
+        error = error.code(), error.details(), error.trailing_metadata()
+    code, details, metadata = error
     if code.name == "INTERNAL":  # all that grpc knows of a stream that is ended while it is written
         return LearnerGone(
             "It ended the stream at once; the token may be another, there may be no place left, or "
             "it is ending."
         )
     text = printable(details or code.name)
-    refused = Refused(code.name, text)
+    refused = Refused(code.name, text, retry_s_in(metadata))
     return refused if code.name in Refused.PERMANENT else gone_for(refused)
 
 

@@ -25,7 +25,7 @@ class AgentMessage(_message.Message):
     def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., actions: _Optional[_Union[Actions, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "name", "num_envs", "observation", "action", "num_actions", "num_streams")
+    __slots__ = ("version", "name", "num_envs", "observation", "action", "num_actions", "num_streams", "minor")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Hello(_message.Message):
     ACTION_FIELD_NUMBER: _ClassVar[int]
     NUM_ACTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MINOR_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     num_envs: int
@@ -40,17 +41,20 @@ class Hello(_message.Message):
     action: NestSpec
     num_actions: int
     num_streams: int
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., num_envs: _Optional[int] = ..., observation: _Optional[_Union[NestSpec, _Mapping]] = ..., action: _Optional[_Union[NestSpec, _Mapping]] = ..., num_actions: _Optional[int] = ..., num_streams: _Optional[int] = ...) -> None: ...
+    minor: int
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., num_envs: _Optional[int] = ..., observation: _Optional[_Union[NestSpec, _Mapping]] = ..., action: _Optional[_Union[NestSpec, _Mapping]] = ..., num_actions: _Optional[int] = ..., num_streams: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class Greeting(_message.Message):
-    __slots__ = ("version", "name", "knows_truncation")
+    __slots__ = ("version", "name", "knows_truncation", "minor")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     KNOWS_TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    MINOR_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     knows_truncation: bool
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., knows_truncation: _Optional[bool] = ...) -> None: ...
+    minor: int
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., knows_truncation: _Optional[bool] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class NestSpec(_message.Message):
     __slots__ = ("array", "sequence", "dict")

@@ -17,6 +17,7 @@ from libtorchbeast.rows import Spec
 from libtorchbeast.specs import (
     INT64,
     MAX_CATEGORIES,
+    MAX_OBSERVED_CATEGORIES,
     ArraySpec,
     canonical,
     describe,
@@ -27,6 +28,10 @@ from libtorchbeast.text import printable
 from libtorchbeast.tree import leaves_of
 
 VERSION = 2
+# Ends whose minor versions differ by one understand each other: machines are not all updated at
+# once. 1: a refusal may say when to dial again.
+MINOR = 1
+MAX_RETRY_S = 60.0
 _INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 DTYPES = frozenset(["bool", *_INTEGERS, "float16", "float32", "float64"])
 MAX_LEAVES = 256
@@ -48,9 +53,11 @@ class Refused(Exception):
     # After these there is something to correct before it makes sense to dial again.
     PERMANENT = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "UNIMPLEMENTED")
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, retry_s: float | None = None) -> None:
+        """`retry_s`: when to dial again, if this end knows better than the other's back-off."""
         super().__init__(text)
         self.code = code
+        self.retry_s = retry_s
 
 
 class EnvironmentFailed(Exception):
@@ -69,7 +76,7 @@ class Hello:
 
     def to_json(self) -> dict[str, Any]:
         spec = {"spec": self.spec.to_json(), "num_actions": self.spec.num_actions}
-        return {**asdict(self), **spec, "version": VERSION}
+        return {**asdict(self), **spec, "version": VERSION, "minor": MINOR}
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Greeting:
     knows_truncation: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "version": VERSION}
+        return {**asdict(self), "version": VERSION, "minor": MINOR}
 
 
 def hello_from_json(
@@ -92,7 +99,7 @@ def hello_from_json(
     """Raises `Refused`. Whoever has no token gets nothing done here."""
     try:
         check_token(str(values["token"]))
-        check_version(int(values["version"]))
+        check_version(int(values["version"]), int(values.get("minor", 0)))
         hello = Hello(
             name=str(values["name"]),
             num_envs=int(values["num_envs"]),
@@ -109,7 +116,7 @@ def hello_from_json(
 def greeting_from_json(values: dict[str, Any]) -> Greeting:
     """Raises `Refused`."""
     try:
-        check_version(int(values["version"]))
+        check_version(int(values["version"]), int(values.get("minor", 0)))
         return Greeting(
             printable(str(values["name"])[:MAX_NAME]),
             str(values["token"]),
@@ -122,7 +129,16 @@ def greeting_from_json(values: dict[str, Any]) -> Greeting:
 def refusal_from_json(message: dict[str, Any]) -> Refused:
     """What the other end refused, and why."""
     text = printable(str(message.get("text"))[:MAX_STATUS_TEXT])
-    return Refused(printable(str(message.get("code"))[:MAX_NAME]), text)
+    code = printable(str(message.get("code"))[:MAX_NAME])
+    return Refused(code, text, retry_in(message.get("retry_s")))
+
+
+def retry_in(seconds: Any) -> float | None:
+    """When the other end wants to be dialled again, if it says so and makes sense."""
+    try:
+        return min(max(0.0, float(seconds)), MAX_RETRY_S)
+    except (TypeError, ValueError):
+        return None
 
 
 def check_hello(hello: Hello, num_actions: int, max_row_bytes: int) -> Hello:
@@ -211,28 +227,30 @@ def _check_array(array: ArraySpec, name: str) -> None:
                 f"low and high of the {name} must be one number, or one for each of {size} "
                 f"elements, and no nan; got {len(numbers)}: {list(numbers)[:MAX_DIMENSIONS]}."
             )
-    if array.categories and not _has_categories(array):
+    most = MAX_CATEGORIES if name == "action" else MAX_OBSERVED_CATEGORIES
+    if array.categories and not _has_categories(array, most):
         raise invalid(
             f"Categories of the {name} must be integers from low to high, at most "
-            f"{MAX_CATEGORIES} of them, got {array} from {array.low} to {array.high}."[:MAX_TEXT]
+            f"{most} of them, got {array} from {array.low} to {array.high}."[:MAX_TEXT]
         )
 
 
-def _has_categories(array: ArraySpec) -> bool:
+def _has_categories(array: ArraySpec, most: int) -> bool:
     if array.dtype not in _INTEGERS or math.prod(array.shape) > MAX_CATEGORIES:
         return False
     low, high = array.bounds
     if not (np.abs(low) < MAX_INTEGER).all() or not (np.abs(high) < MAX_INTEGER).all():
         return False
     is_whole = (low % 1 == 0) & (high % 1 == 0)
-    return bool((is_whole & (low <= high) & (high - low < MAX_CATEGORIES)).all())
+    return bool((is_whole & (low <= high) & (high - low < most)).all())
 
 
-def check_version(version: int) -> None:
-    if version != VERSION:
+def check_version(version: int, minor: int) -> None:
+    if version != VERSION or abs(minor - MINOR) > 1:
         raise Refused(
             "FAILED_PRECONDITION",
-            f"This end speaks version {VERSION} of the protocol, the other version {version}; "
+            f"This end speaks version {VERSION}.{MINOR} of the protocol, the other version "
+            f"{version}.{minor}; "
             "update the older one: the same version of torchbeast at both ends, and in a client of "
             "your own what env.proto says.",
         )
@@ -283,10 +301,10 @@ def _in_words(numbers: tuple[int, ...]) -> str:
     return " x ".join(str(n) for n in numbers[:MAX_DIMENSIONS])
 
 
-def learner_is_ending(finished: bool = False) -> Refused:
+def learner_is_ending(finished: bool = False, retry_s: float | None = None) -> Refused:
     if finished:
         return Refused(FINISHED, "Training is finished.")
-    return Refused("UNAVAILABLE", "The learner is ending; try again later.")
+    return Refused("UNAVAILABLE", "The learner is ending; try again later.", retry_s)
 
 
 def invalid(text: str) -> Refused:

@@ -1,14 +1,26 @@
 """Hosts of this machine, as a gateway sees them: a unix socket, and a lane handed over."""
 
 import asyncio
+import contextlib
 import socket
 import time
 from typing import Any
 
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, refusal_from_json
+from libtorchbeast.rpc.clients import client_of
+from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched
+from libtorchbeast.rpc.handshake import (
+    MAX_TEXT,
+    EnvironmentFailed,
+    Hello,
+    Refused,
+    refusal_from_json,
+)
+from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.shared_lanes import AGENT, Lane
 from libtorchbeast.text import printable
+
+LOOK_S = 0.5  # between two looks whether the host still steps
 
 
 class Host:
@@ -78,3 +90,27 @@ class Stall:
         if num_passes != self._num_passes or self._lane.turn.state == AGENT:
             self._num_passes, self._since = num_passes, time.monotonic()
         return time.monotonic() - self._since
+
+
+async def hand_over(
+    stream: Watched, hello: Hello, host: Host, line: LearnerLine, step_s: float
+) -> None:
+    """Give the host a lane, and stay until it leaves."""
+    stream.has_done(INTRODUCE)
+    with contextlib.suppress(EOFError), line.clients.playing(stream, hello):  # until it leaves
+        lane = await line.lanes.acquire_to_hand_over(hello, client_of(stream))
+        lane.name = f"{hello.name} at {stream.peer}"
+        try:
+            with line.playing(hello, stream):
+                host.send("lane", fd=lane.fd, num_envs=lane.num_envs)
+                lane.release()
+                stall = Stall(lane)
+                while True:
+                    message = await host.next(timeout_s=LOOK_S)
+                    if message is not None:
+                        raise_said(message)
+                    if stall.lasts_s() > step_s:
+                        raise Refused("DEADLINE_EXCEEDED", f"The other end has not {STEP} in time.")
+        finally:
+            stream.num_steps = lane.num_passes
+            line.lanes.retire(lane)

@@ -47,12 +47,12 @@ class LanePool:
             if task is not None:
                 task.cancel()
 
-    async def acquire(self, hello: Hello) -> Lane:
-        """A lane for a stream, free to be written; `Refused` if there is none to be had."""
+    async def acquire(self, hello: Hello, client: str) -> Lane:
+        """A lane for a client's stream, free to be written; `Refused` if none is to be had."""
         check_fit(self._spec, hello.spec)
-        lane = self._take_free(hello.num_envs)
+        lane = self._take_free(hello.num_envs, client)
         if lane is None:
-            lane = await self._new_lane(hello, hand_over=False)
+            lane = await self._new_lane(hello, client, hand_over=False)
             lane.release()  # the memory stays mapped, and descriptors are scarce
         try:
             async with asyncio.timeout(FREE_S):
@@ -73,10 +73,10 @@ class LanePool:
         lane.turn.abandon()
         self._free.append(lane)
 
-    async def acquire_to_hand_over(self, hello: Hello) -> Lane:
+    async def acquire_to_hand_over(self, hello: Hello, client: str) -> Lane:
         """A lane with its descriptor, for a host of this machine."""
         check_fit(self._spec, hello.spec)
-        return await self._new_lane(hello, hand_over=True)
+        return await self._new_lane(hello, client, hand_over=True)
 
     def retire(self, lane: Lane) -> None:
         """The host of a lane that was handed over is gone, or should be."""
@@ -117,18 +117,19 @@ class LanePool:
         if future is not None and not future.done():
             future.set_exception(Refused(code, text))
 
-    def _take_free(self, num_envs: int) -> Lane | None:
+    def _take_free(self, num_envs: int, client: str) -> Lane | None:
         """One that can be had at once if there is one, else one that will be free soon."""
         self._free = [lane for lane in self._free if lane.turn.state != CLOSED]
-        lanes = [lane for lane in self._free if lane.num_envs == num_envs]
+        wanted = (num_envs, client)
+        lanes = [lane for lane in self._free if (lane.num_envs, lane.client) == wanted]
         if not lanes:
             return None
         lane = min(lanes, key=lambda lane: lane.turn.state == GONE)
         self._free.remove(lane)
         return lane
 
-    async def _new_lane(self, hello: Hello, hand_over: bool) -> Lane:
-        """Asked of the learner, in exchange for a free one of another size if there is one."""
+    async def _new_lane(self, hello: Hello, client: str, hand_over: bool) -> Lane:
+        """Asked of the learner, in exchange for a free one of another kind if there is one."""
         close_free_lane(self._free)
         self._num_asked += 1
         id = self._num_asked
@@ -139,10 +140,13 @@ class LanePool:
             num_envs=hello.num_envs,
             spec=hello.spec.to_json(),
             hand_over=hand_over,
+            client=client,
         )
         try:
             async with asyncio.timeout(GRANT_S):
-                return await granted
+                lane = await granted
+            lane.client = client
+            return lane
         except (TimeoutError, asyncio.CancelledError) as error:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
                 granted.result().close()  # it came at the moment when who asked left

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from libtorchbeast.rpc.handshake import Refused
 
 MAX_TRACKED_PEERS = 10_000
+MAX_TURN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Limits:
     """Open at once."""
     max_introductions: int = 256
     """Streams that have not introduced themselves; the newest take the place of the oldest."""
+    max_stream_envs: int = 1024
+    """Environments in one stream."""
+    max_client_envs: int = 4096
+    """Environments of one client (a host, or a name in certificates), in all its streams."""
     connections_per_s: float = 200.0
     """New streams from one host, in the long run."""
     connections_at_once: int = 1024
@@ -60,7 +65,9 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._rate = ConnectionRate(limits)
-        self._silent: dict[Stream, str] = {}  # their hosts; the oldest stream comes first
+        # Their hosts; the oldest stream comes first.
+        self._silent: dict[Stream, str] = {}
+        self._silent_with_token: dict[Stream, str] = {}
         self._num_playing = 0
 
     def count(self, stream: Stream) -> None:
@@ -68,22 +75,25 @@ class Admission:
         self._rate.take(stream.peer)
 
     @contextlib.contextmanager
-    def introduction(self, stream: Stream) -> Iterator[None]:
+    def introduction(self, stream: Stream, has_token: bool = False) -> Iterator[None]:
         """Until it has introduced itself: apart from those who play, whose places it never takes.
 
-        If there are too many, the oldest of the host that has most of them is ended.
+        If there are too many, the oldest of the host that has most of them is ended. Of those who
+        have shown the token there may be more: after a learner's restart all come at once.
         """
-        if len(self._silent) >= self._limits.max_introductions:
-            [(crowd, _)] = Counter(self._silent.values()).most_common(1)
-            oldest = next(other for other, host in self._silent.items() if host == crowd)
-            del self._silent[oldest]
+        limits = self._limits
+        silent = self._silent_with_token if has_token else self._silent
+        if len(silent) >= (limits.max_streams if has_token else limits.max_introductions):
+            [(crowd, _)] = Counter(silent.values()).most_common(1)
+            oldest = next(other for other, host in silent.items() if host == crowd)
+            del silent[oldest]
             text = "Too many have opened streams and said nothing; introduce yourself at once."
             oldest.end(Refused("RESOURCE_EXHAUSTED", text))
-        self._silent[stream] = host_of(stream.peer)
+        silent[stream] = host_of(stream.peer)
         try:
             yield
         finally:
-            self._silent.pop(stream, None)
+            silent.pop(stream, None)
 
     @contextlib.contextmanager
     def play(self) -> Iterator[None]:
@@ -106,6 +116,7 @@ class ConnectionRate:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._buckets: dict[str, tuple[float, float]] = {}  # tokens, when
+        self._next_turn: dict[str, float] = {}  # of those who are told when to come again
 
     def take(self, peer: str) -> None:
         """Raise `Refused` if this peer (as grpc names it) opens too many streams."""
@@ -122,7 +133,16 @@ class ConnectionRate:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
                 f"A host may open {rate:g} streams a second, got more from {host}; wait a little.",
+                self._turn_of(host, now) - now,
             )
+
+    def _turn_of(self, host: str, now: float) -> float:
+        """One after the other, as fast as they may come, so that each needs to ask once more."""
+        turn = max(now, self._next_turn.pop(host, now)) + 1 / self._limits.connections_per_s
+        self._next_turn[host] = turn if turn < now + MAX_TURN_S else now
+        if len(self._next_turn) > MAX_TRACKED_PEERS:
+            self._next_turn.pop(next(iter(self._next_turn)))
+        return turn
 
 
 def host_of(peer: str) -> str:

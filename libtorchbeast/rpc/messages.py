@@ -11,6 +11,7 @@ from libtorchbeast.rpc.handshake import (
     MAX_DEPTH,
     MAX_NAME,
     MAX_TEXT,
+    MINOR,
     VERSION,
     EnvironmentFailed,
     Greeting,
@@ -19,6 +20,7 @@ from libtorchbeast.rpc.handshake import (
     check_hello,
     check_version,
     invalid,
+    retry_in,
 )
 from libtorchbeast.specs import ArraySpec, Bound
 from libtorchbeast.text import encodable, printable
@@ -26,6 +28,7 @@ from libtorchbeast.text import encodable, printable
 LEARNER_METHOD = ("torchbeast.v1.Learner", "Play")
 ENVIRONMENTS_METHOD = ("torchbeast.v1.Environments", "Play")
 TOKEN_KEY, TOKEN_SCHEME = "authorization", "Bearer"
+RETRY_KEY = "retry-after-ms"
 MAX_HANDSHAKE_BYTES = 1 << 20
 MAX_NESTS = 1024
 
@@ -44,6 +47,17 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return ""
 
 
+def retry_metadata(refused: Refused) -> tuple[tuple[str, str], ...]:
+    """What a refusal carries beside its status."""
+    return () if refused.retry_s is None else ((RETRY_KEY, str(round(1000 * refused.retry_s))),)
+
+
+def retry_s_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> float | None:
+    """When the other end wants to be dialled again, if it says so."""
+    values = [str(value) for key, value in metadata or () if key == RETRY_KEY]
+    return retry_in(f"{values[0]}e-3") if values else None
+
+
 def encode_hello(hello: Hello) -> bytes:
     message = pb.Hello(
         version=VERSION,
@@ -53,6 +67,7 @@ def encode_hello(hello: Hello) -> bytes:
         action=_nest_to_message(hello.spec.action),
         num_actions=hello.spec.num_actions,
         num_streams=hello.num_streams,
+        minor=MINOR,
     )
     return pb.EnvironmentMessage(hello=message).SerializeToString()
 
@@ -64,7 +79,7 @@ def decode_hello(data: bytes, max_row_bytes: int = 1 << 40) -> Hello:
     if kind != "hello":
         raise invalid(f"The first message must be a Hello, got {kind or 'an empty one'}.")
     hello = message.hello
-    check_version(hello.version)
+    check_version(hello.version, hello.minor)
     spec = Spec(
         _nest_from_message(hello.observation, "observation"),
         _nest_from_message(hello.action, "action"),
@@ -94,6 +109,7 @@ def encode_greeting(greeting: Greeting) -> bytes:
         version=VERSION,
         name=greeting.name,
         knows_truncation=greeting.knows_truncation,
+        minor=MINOR,
     )
     return pb.AgentMessage(greeting=message).SerializeToString()
 
@@ -103,7 +119,7 @@ def decode_greeting(data: bytes) -> Greeting:
     kind = message.WhichOneof("message")
     if kind != "greeting":
         raise invalid(f"The first message must be a Greeting, got {kind or 'an empty one'}.")
-    check_version(message.greeting.version)
+    check_version(message.greeting.version, message.greeting.minor)
     greeting = message.greeting
     name = printable(greeting.name[:MAX_NAME])
     return Greeting(name, knows_truncation=greeting.knows_truncation)

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 import nest
+from libtorchbeast.action_masks import ActionMasks, find_masks
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.episode_info import InfoSums, add_info
 from libtorchbeast.lane_scheduler import Turns
 from libtorchbeast.log_repeats import RepeatFilter
-from libtorchbeast.observations import check_finite
+from libtorchbeast.observations import check_finite, fit
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
@@ -34,6 +35,8 @@ from libtorchbeast.rpc.env_client import (
     NotReady,
     dial_lane,
     dial_stream,
+    dialing_back_off,
+    pause_of,
     token_now,
     why_closed,
 )
@@ -41,6 +44,7 @@ from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
 from libtorchbeast.specs import (
+    ACTION_MASK,
     INT64,
     agents_action,
     discrete,
@@ -50,7 +54,6 @@ from libtorchbeast.specs import (
     spec_or,
     with_bounds,
 )
-from libtorchbeast.supervisor import BackOff
 from libtorchbeast.tree import map_tree
 
 logger = logging.getLogger("torchbeast")
@@ -75,18 +78,21 @@ class Actor:
         action_space: Any = None,
     ) -> None:
         """What actions are is said by `num_actions`, if they are numbers from 0 on, by a nest of
-        `ArraySpec`, or by a Gymnasium space, whose `start` is added. The bounds of
-        `observation_space` reach the learner, which scales by them. The learner may be gone for
-        `reconnect_s` seconds."""
+        `ArraySpec`, or by a Gymnasium space, whose `start` is added. Observations get the dtypes of
+        `observation_space`, and its bounds reach the learner, which scales by them. The learner may
+        be gone for `reconnect_s` seconds."""
         self._security = security or Security()
         self._security.check_dialing(address)
         self._address = address
+        spec_or(None, observation_space)  # UnknownSpace if no arrays stand for it
         self._observation_spec = observation_spec_of(observation_space)
         if action_spec is None:
             action_spec = discrete(num_actions) if num_actions else INT64
         self._taken_action = spec_or(action_spec, action_space)
         self._action_spec = agents_action(self._taken_action)
         self._check = ActionCheck(self._action_spec)
+        self._masks: ActionMasks | None = None
+        self._has_stepped = False
         self._name = name
         self._reconnect_s = reconnect_s
         self._counter = EpisodeCounter(1, self._action_spec)
@@ -113,6 +119,7 @@ class Actor:
         done: bool = False,
         final_observation: Any = None,
         info: dict[str, Any] | None = None,
+        action_mask: Any = None,
     ) -> Any:
         """The agent's action for an observation, an array or a nest of arrays.
 
@@ -120,45 +127,68 @@ class Actor:
         reward, and the first observation of the next episode. If it was a time limit that ended
         it, give the true `final_observation`, too, so that the agent knows that life went on.
         The numbers in `info`, if it is given with `done`, are averaged in the learner's logs.
+        `action_mask` says which actions are possible now; so does a part of that name in a dict.
 
-        Raises ValueError for numbers that are not finite, `Refused` if the learner does not want
-        this environment, `LearnerFinished` when training is finished, and `LearnerGone` if there is
-        no learner for too long.
+        Raises ValueError for numbers that are not finite, and for what does not fit the spaces,
+        `Refused` if the learner does not want this environment, `LearnerFinished` when training is
+        finished, and `LearnerGone` if there is no learner for too long.
         """
+        frame = self._see(observation, action_mask)
         if self._line is None:
-            return self._dial(observation)
+            return self._dial(frame)
         sums: InfoSums = {}
         if done:
             add_info(sums, info)
         try:
             if done and final_observation is not None and self._line.knows_truncation:
-                self._show(self._row(final_observation, reward, NO))
-                return self._show(self._row(observation, 0.0, YES, truncated=YES), sums)
-            return self._show(self._row(observation, reward, YES if done else NO), sums)
+                final = self._see(final_observation, None, is_last=True)
+                self._show(self._row(final, reward, NO))
+                return self._show(self._row(frame, 0.0, YES, truncated=YES), sums)
+            return self._show(self._row(frame, reward, YES if done else NO), sums)
         except (LearnerGone, BadAnswer) as gone:
             self.close()
             if isinstance(gone, LearnerFinished):
                 raise
-            return self._dial(observation)
+            return self._dial(frame)
 
     def close(self) -> None:
         if self._line is not None:
             self._line.close()
             self._line = None
 
-    def _row(
-        self, observation: Any, reward: float, done: np.ndarray, truncated: np.ndarray = NO
-    ) -> Row:
-        frame = _as_frame(observation)
+    def _see(self, observation: Any, action_mask: Any, is_last: bool = False) -> Any:
+        """A frame [1, ...]: the observation as its space says, with its mask if there is one."""
+        said = {} if action_mask is None and not is_last else {ACTION_MASK: action_mask}
+        if not self._has_stepped:
+            if said:
+                self._masks = ActionMasks(self._action_spec, "action_mask=")
+            else:
+                self._masks = find_masks(None, observation, {}, self._action_spec)
+            self._has_stepped = True
+        if self._masks is not None:
+            observation = self._masks.add(None, observation, said, is_last)
+        elif action_mask is not None:
+            raise ValueError("An action_mask must be given at each step, got none at the first.")
+        if self._declared is not None:
+            observation = fit(observation, self._declared)
+        return nest.map(lambda leaf: np.asarray(leaf)[None], observation)
+
+    @property
+    def _declared(self) -> Any:
+        """The spec of frames, by the observation's space; None without one."""
+        spec = self._observation_spec
+        return spec if self._masks is None else self._masks.spec(spec)
+
+    def _row(self, frame: Any, reward: float, done: np.ndarray, truncated: np.ndarray = NO) -> Row:
         rewards = np.array([reward], np.float64)
         return self._counter.row(frame, rewards, done, truncated, self._last_action)
 
-    def _dial(self, observation: Any) -> Any:
+    def _dial(self, frame: Any) -> Any:
         """Get through, and show the first row of a stream."""
-        row = self._counter.first_row(_as_frame(observation))
-        observation_spec = with_bounds(spec_of(row["frame"]), self._observation_spec)
+        row = self._counter.first_row(frame)
+        observation_spec = with_bounds(spec_of(frame), self._declared)
         spec = Spec(observation_spec, self._action_spec)
-        back_off = BackOff()
+        back_off = dialing_back_off()
         deadline = time.monotonic() + self._reconnect_s
         while True:
             try:
@@ -177,7 +207,7 @@ class Actor:
                 if shown is not None:  # a warning, which is shown without any setting of logging
                     logger.warning("Waiting for a learner at %s, for up to %.0f s: %s",
                                    self._address, left_s, shown)  # fmt: skip
-                time.sleep(back_off.next_s())
+                time.sleep(pause_of(gone, back_off))
             except BaseException:
                 self.close()
                 raise
@@ -300,10 +330,6 @@ class StreamLine:
         finally:
             self._loop = None
             watcher.cancel()
-
-
-def _as_frame(observation: Any) -> Any:
-    return nest.map(lambda leaf: np.asarray(leaf)[None], observation)
 
 
 def _plain(action: np.ndarray) -> Any:

@@ -20,13 +20,16 @@ from tests.helpers.threads import run_in_threads
 
 @contextlib.contextmanager
 def under_attack(
-    security: Security | None = None, client_security: Security | None = None, **options: Any
+    security: Security | None = None,
+    client_security: Security | None = None,
+    num_envs: int = 1,
+    **options: Any,
 ) -> Iterator[Learner]:
     """The learner; afterwards the client has played on, every row is right, and nothing died."""
     options.setdefault("listen", ["127.0.0.1:0"])
     security = security or Security()
     with learner(security=security, **options) as it:
-        with client(it.address, security=client_security or security):
+        with client(it.address, num_envs, security=client_security or security):
             it.wait_for_environments(1)
             pids = it.gateways.pids
             yield it

@@ -14,7 +14,8 @@ import libtorchbeast
 import nest
 from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.env_server import EnvironmentServer
-from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+from libtorchbeast.rpc.gateway_config import GatewaysConfig
+from libtorchbeast.rpc.gateway_supervisor import Gateways
 from tests.helpers.counting import EPISODE_STEPS, Counting, counting_group, next_action
 from tests.helpers.threads import wait_until
 
@@ -28,13 +29,23 @@ class Learner:
         hold: bool = False,
         check_first: Any = None,
         agent: Any = next_action,
+        batch_size: int = 1,
+        update_s: float = 0.0,
         **options: Any,
     ):
-        """`agent(count)` says the actions; `options` are those of GatewaysConfig."""
+        """`agent(count)` says the actions; `options` are those of GatewaysConfig.
+
+        With `update_s` it takes a batch, and is busy for so long before the next one.
+        """
+        self._update_s = update_s
         self._agent = agent
         self.unroll_length = unroll_length
         self.rollouts: list[Any] = []  # as (rows, outputs, state), of one column each, NumPy
-        self.queue = libtorchbeast.BatchingQueue(minimum_batch_size=1, maximum_batch_size=1)
+        self.queue = libtorchbeast.BatchingQueue(
+            minimum_batch_size=batch_size,
+            maximum_batch_size=batch_size,
+            maximum_queue_size=batch_size if update_s else None,
+        )
         self.batcher = libtorchbeast.DynamicBatcher(timeout_ms=10)
         state = (torch.zeros(1, 1),)
         self.pool = libtorchbeast.ActorPool(
@@ -101,7 +112,10 @@ class Learner:
 
     def _take(self) -> None:
         for (rows, outputs), state in self.queue:
-            self.rollouts.append(nest.map(lambda t: t.numpy().copy(), (rows, outputs, state)))
+            for i in range(rows["reward"].shape[1]):
+                column = nest.map(lambda t, i=i: t[:, i : i + 1], (rows, outputs, state))
+                self.rollouts.append(nest.map(lambda t: t.numpy().copy(), column))
+            self.over.wait(self._update_s)
 
     def _poll(self) -> None:
         while not self.over.wait(0.02):

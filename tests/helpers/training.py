@@ -1,4 +1,4 @@
-"""Training runs as their users start them, for the tests of both beasts."""
+"""Training runs with the command lines of their users, for the tests of both beasts."""
 
 import csv
 import math
@@ -7,13 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.warm_python import ROOT, WarmPopen
 
 TIMEOUT_S = 240  # for a machine that is busy with other things
 
@@ -23,14 +25,17 @@ def command(module, savedir, *args):
 
 
 def run(module, savedir, *args, **options):
-    return subprocess.run(
-        command(module, savedir, *args),
-        timeout=TIMEOUT_S,
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
+    """Until it ends: its exit code, and what it printed."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        args = command(module, savedir, *args)
+        process = WarmPopen(args, stdout=stdout.fileno(), stderr=stderr.fileno(), **options)
+        try:
+            process.wait(TIMEOUT_S)
+        finally:
+            process.kill()
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess(args, process.returncode, stdout.read(), stderr.read())
 
 
 def read_logs(folder: Path):
@@ -48,12 +53,11 @@ def shared_memory():
 class Background:
     """A command in the background, and what it prints."""
 
-    def __init__(self, command, output_path, **options):
+    def __init__(self, command, output_path, popen=subprocess.Popen, **options):
         self.output_path = output_path
         self._lines = output_path.open("w")
-        self.process = subprocess.Popen(
-            command, stdout=self._lines, stderr=subprocess.STDOUT, **options
-        )
+        fd = self._lines.fileno()
+        self.process = popen(command, stdout=fd, stderr=fd, **options)
         self._main = psutil.Process(self.process.pid)
 
     @property
@@ -70,10 +74,10 @@ class Background:
     def family(self):
         return [self._main, *self._main.children(recursive=True)]
 
-    def end(self, number):
+    def end(self, number, send=os.kill):
         """Send a signal, wait for the end, and see that nothing is left behind."""
         family = self.family()
-        self.process.send_signal(number)
+        send(self.process.pid, number)
         code = self.process.wait(TIMEOUT_S)
         _, alive = psutil.wait_procs(family[1:], timeout=30)
         assert not alive, alive
@@ -83,8 +87,10 @@ class Background:
         return self
 
     def __exit__(self, *error):
-        for process in self.family() if self.process.poll() is None else []:
-            process.kill()
+        if self.process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                for process in self.family():
+                    process.kill()
         self.process.wait(TIMEOUT_S)
         self._lines.close()
 
@@ -100,6 +106,7 @@ class Training(Background):
                 *command(module, savedir, "--xpid", "run", "--log_interval_s", "0.2", *args),
             ],
             savedir / "output",
+            popen=subprocess.Popen if prefix else WarmPopen,
             **options,
         )
 
@@ -115,9 +122,9 @@ class Training(Background):
     def step(self):
         return int(re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)[-1].replace(",", ""))
 
-    def stop(self, number, code):
+    def stop(self, number, code, send=os.kill):
         """Send a signal: the run must say so, save, and end with this code."""
-        assert self.end(number) == code
+        assert self.end(number, send) == code
         assert "Traceback" not in self.output
         assert f"Stopped by {number.name}" in self.output
         steps = torch.load(self.folder / "model.tar", weights_only=True)["stats"]["step"]

@@ -39,6 +39,10 @@ class Distribution(Protocol):
     """A family of distributions over the actions of one space."""
 
     num_params: int
+    num_choices: int
+    """Of them, those that a mask can take; 0 for a Box."""
+    constant_params: Tensor
+    """[num_params] of bool: those that are best the same in every state, such as deviations."""
 
     def sample(self, params: Tensor) -> Any:
         """An action drawn at random, without gradient."""
@@ -52,8 +56,11 @@ class Distribution(Protocol):
     def entropy(self, params: Tensor) -> Tensor:
         """[...]."""
 
-    def mask(self, params: Tensor, allowed: Any) -> Tensor:
-        """The parameters under which only what is `allowed` can happen."""
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        """The parameters under which only what is `allowed` can happen.
+
+        `allowed` [..., num_choices] is 0 for what is impossible (`libtorchbeast/action_masks.py`).
+        """
 
 
 def make_distribution(action: Any, squash: bool = False) -> Distribution:
@@ -73,7 +80,7 @@ def _for_array(action: ArraySpec, squash: bool) -> Distribution:
     counts = action.num_categories
     if counts and not action.shape:
         return Categorical(counts[0])
-    if counts and action.dtype == "int8" and set(counts) == {2}:  # MultiBinary
+    if action.is_bits:
         return Bernoulli(action.shape)
     if counts:
         return MultiCategorical(counts, action.shape)
@@ -95,7 +102,8 @@ class Categorical:
     """One of `n` actions."""
 
     def __init__(self, n: int) -> None:
-        self.num_params = n
+        self.num_params = self.num_choices = n
+        self.constant_params = torch.zeros(n, dtype=torch.bool)
 
     def sample(self, params: Tensor) -> Tensor:
         # Also for numbers that are not finite, which the learner finds out about.
@@ -127,7 +135,8 @@ class MultiCategorical:
         self._nvec = list(nvec)
         self._shape = (len(self._nvec),) if shape is None else shape
         self._parts = [Categorical(n) for n in self._nvec]
-        self.num_params = sum(self._nvec)
+        self.num_params = self.num_choices = sum(self._nvec)
+        self.constant_params = torch.zeros(self.num_params, dtype=torch.bool)
 
     def sample(self, params: Tensor) -> Tensor:
         return self._join([part.sample(p) for part, p in self._split(params)])
@@ -145,7 +154,7 @@ class MultiCategorical:
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
         """`allowed` [..., sum(nvec)]: those of each part, one after the other."""
-        masks = allowed.flatten(params.dim() - 1).split(self._nvec, dim=-1)
+        masks = allowed.split(self._nvec, dim=-1)
         pairs = zip(self._split(params), masks, strict=True)
         return torch.cat([part.mask(p, mask) for (part, p), mask in pairs], dim=-1)
 
@@ -161,7 +170,8 @@ class Bernoulli:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
-        self.num_params = math.prod(shape)
+        self.num_params = self.num_choices = math.prod(shape)
+        self.constant_params = torch.zeros(self.num_params, dtype=torch.bool)
 
     def sample(self, params: Tensor) -> Tensor:
         return self._as_bits(torch.bernoulli(torch.sigmoid(params.detach().nan_to_num())))
@@ -178,8 +188,8 @@ class Bernoulli:
         return F.binary_cross_entropy_with_logits(params, p, reduction="none").sum(dim=-1)
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
-        """`allowed` [..., *shape]: the bits that may be 1."""
-        return params.masked_fill(~allowed.reshape(params.shape).bool(), IMPOSSIBLE)
+        """`allowed` [..., num_choices]: the bits that may be 1."""
+        return params.masked_fill(~allowed.bool(), IMPOSSIBLE)
 
     def _as_bits(self, bits: Tensor) -> Tensor:
         return bits.to(torch.int8).view(*bits.shape[:-1], *self._shape)
@@ -192,11 +202,14 @@ class Gaussian:
     learner goes by the draw itself.
     """
 
+    num_choices = 0
+
     def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
         """The bounds, of the action's shape; infinite, or beyond MAX_BOUND, where there is none."""
         self._shape = low.shape
         self._size = math.prod(low.shape)
         self.num_params = 2 * self._size
+        self.constant_params = torch.arange(self.num_params) >= self._size
         bounded = (low < high) & (np.maximum(abs(low), abs(high)) < MAX_BOUND)
         with np.errstate(invalid="ignore"):  # inf - inf, where it is not used
             middle = np.where(bounded, low / 2 + high / 2, 0.0)
@@ -221,7 +234,7 @@ class Gaussian:
         _, log_std = self._mean_and_log_std(params)
         return (log_std + _NORMAL_ENTROPY + self._log_scale(params)).sum(dim=-1)
 
-    def mask(self, params: Tensor, allowed: Any) -> Tensor:
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
         raise ValueError("Actions of a Box cannot be masked; mask those of a Discrete space.")
 
     def _mean_and_log_std(self, params: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,6 +292,8 @@ class Joint:
         self._leaves = [part for _, part in leaves_of(parts)]
         self._sizes = [part.num_params for part in self._leaves]
         self.num_params = sum(self._sizes)
+        self.num_choices = sum(part.num_choices for part in self._leaves)
+        self.constant_params = torch.cat([part.constant_params for part in self._leaves])
 
     def sample(self, params: Tensor) -> Any:
         return self._pack(part.sample(p) for part, p in self._split(params))
@@ -293,10 +308,12 @@ class Joint:
     def entropy(self, params: Tensor) -> Tensor:
         return torch.stack([part.entropy(p) for part, p in self._split(params)]).sum(dim=0)
 
-    def mask(self, params: Tensor, allowed: Any) -> Tensor:
-        """`allowed` is a tree like the action's."""
-        pairs = zip(self._split(params), leaves_of(allowed), strict=True)
-        return torch.cat([part.mask(p, leaf) for (part, p), (_, leaf) in pairs], dim=-1)
+    def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
+        """`allowed` [..., num_choices] has no numbers for Boxes, which stay as they are."""
+        masks = allowed.split([part.num_choices for part in self._leaves], dim=-1)
+        pairs = zip(self._split(params), masks, strict=True)
+        masked = [part.mask(p, mask) if part.num_choices else p for (part, p), mask in pairs]
+        return torch.cat(masked, dim=-1)
 
     def _split(self, params: Tensor) -> list[tuple[Any, Tensor]]:
         return list(zip(self._leaves, params.split(self._sizes, dim=-1), strict=True))

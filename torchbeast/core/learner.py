@@ -6,7 +6,7 @@ Shapes: T is unroll_length, B the batch size; a batch has T+1 rows, the last is 
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from libtorchbeast.supervisor import RepeatFilter
 from torchbeast.core.distributions import Distribution
-from torchbeast.core.losses import Batch, clip_rewards, compute_loss
+from torchbeast.core.losses import (
+    Batch,
+    Targets,
+    clip_rewards,
+    compute_loss,
+    find_targets,
+    flatten_steps,
+    run_model,
+)
 from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
 from torchbeast.core.optimizers import load_optimizer, make_optimizer
 from torchbeast.core.reward_scale import RewardScale
@@ -114,40 +122,102 @@ class Learner:
         if batch["truncated"][1:].all():
             return
         restore = self._remember_buffers()
-        metrics = self._find_gradient(batch, initial_state, lag)
-        if not math.isfinite(metrics["grad_norm"]):
+        figures = self._learn_from(batch, initial_state, lag)
+        if not math.isfinite(figures[-1]["grad_norm"]):
             restore()
             culprits = self._find_culprits(batch, initial_state)
             restore()
             kept = [i for i in range(lag.shape[1]) if i not in culprits]
             batch, initial_state, lag = pick_columns((batch, initial_state, lag), kept)
             if culprits and not batch["truncated"][1:].all():
-                metrics = self._find_gradient(batch, initial_state, lag)
-        if not math.isfinite(metrics["grad_norm"]):
+                figures = self._learn_from(batch, initial_state, lag)
+        figures = [metrics for metrics in figures if math.isfinite(metrics["grad_norm"])]
+        if not figures:
             restore()
             self._skip()
             return
         self._skipped_in_a_row = 0
-        self._report_outliers(int(metrics.pop("outliers")))
-        metrics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        self.optimizer.step()
-        self.stats.add_update(int((~batch["truncated"][1:]).sum()), metrics)
+        means = {name: math.fsum(m[name] for m in figures) / len(figures) for name in figures[0]}
+        self._report_outliers(int(means.pop("outliers")))
+        means["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        self.stats.add_update(int((~batch["truncated"][1:]).sum()), means)
         self.scheduler.step()
 
-    def _find_gradient(
+    def _learn_from(
         self, batch: Batch, initial_state: tuple[Tensor, ...], lag: Tensor
-    ) -> dict[str, float]:
-        """The gradient of a batch, clipped; returns what to report about it."""
+    ) -> list[dict[str, float]]:
+        """All passes over a batch; returns the figures of each step of the optimizer.
+
+        Ends at the first gradient that is not finite, with which no step is made.
+        """
+        outliers = self._observe(batch)
+        mean_lag = float(lag[~batch["truncated"][1:]].float().mean())
+        rewards = self._scale_rewards(batch)
+        goals: Targets | Tensor = rewards
+        if self.flags.clip_ratio is not None:
+            with torch.no_grad():
+                output, _ = run_model(self.model, batch, initial_state, self.flags)
+                goals = find_targets(output, batch, self.flags, rewards, self.distribution)
+            if not initial_state and self.flags.num_minibatches > 1:
+                batch, goals = flatten_steps(batch, goals)
+        rollouts = (batch, initial_state, goals)
+        figures = []
+        for columns in self._draw_minibatches(batch["done"].shape[1]):
+            part = rollouts if columns is None else pick_columns(rollouts, columns)
+            metrics = self._find_gradient(*part)
+            if metrics is None:
+                continue
+            figures.append({**metrics, "outliers": outliers, "policy_lag": mean_lag})
+            if not math.isfinite(metrics["grad_norm"]):
+                break
+            self.optimizer.step()
+        return figures
+
+    def _draw_minibatches(self, num_columns: int) -> Iterator[list[int] | None]:
+        """The columns of each step of the optimizer; None: all of them.
+
+        Every pass deals them out at random.
+        """
+        num_parts = min(self.flags.num_minibatches, num_columns)
+        for _ in range(self.flags.num_passes):
+            if num_parts == 1:
+                yield None
+                continue
+            order = torch.randperm(num_columns).tolist()
+            yield from (order[i::num_parts] for i in range(num_parts))
+
+    def _observe(self, batch: Batch) -> int:
+        """Take a batch into the running statistics; returns how many numbers were out of reach."""
         truncated = batch["truncated"][1:]
         outliers = torch.zeros((), device=truncated.device)
         observe_frames = getattr(self.model, "observe_frames", None)
-        if observe_frames is not None:  # it keeps statistics of them
+        if observe_frames is not None:
             outliers += observe_frames(batch["frame"], ~truncated)
         if self._reward_scale is not None:
             outliers += self._reward_scale.observe(clip_rewards(batch, self.flags), batch)
-        loss, metrics = self._compute_loss(self._wrapped, batch, initial_state)
-        metrics["outliers"] = outliers
-        metrics["policy_lag"] = lag.masked_fill(truncated, 0).sum() / (~truncated).sum()
+        return int(outliers)
+
+    def _find_gradient(
+        self, batch: Batch, initial_state: tuple[Tensor, ...], goals: Targets | Tensor
+    ) -> dict[str, float] | None:
+        """The gradient of a batch or a part of it, clipped; returns what to report about it.
+
+        `goals` are targets, or the rewards to find them from. None: there is nothing to learn.
+        """
+        targets = goals if isinstance(goals, Targets) else None
+        rewards = None if isinstance(goals, Targets) else goals
+        mask = ~batch["truncated"][1:] if targets is None else targets.mask
+        if not mask.any():
+            return None
+        loss, metrics = compute_loss(
+            self._wrapped,
+            batch,
+            initial_state,
+            self.flags,
+            rewards,
+            self.distribution,
+            targets,
+        )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(
@@ -157,14 +227,10 @@ class Learner:
         figures = torch.stack([v.detach().float() for v in metrics.values()]).tolist()
         return dict(zip(metrics, figures, strict=True))
 
-    def _compute_loss(
-        self, model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Of rewards that are clipped and scaled as the flags say."""
+    def _scale_rewards(self, batch: Batch) -> Tensor:
+        """Those to learn from, [T, B]: clipped and scaled as the flags say."""
         rewards = clip_rewards(batch, self.flags)
-        if self._reward_scale is not None:
-            rewards = self._reward_scale.scale(rewards)
-        return compute_loss(model, batch, initial_state, self.flags, rewards, self.distribution)
+        return rewards if self._reward_scale is None else self._reward_scale.scale(rewards)
 
     def _find_culprits(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> list[int]:
         """Log and count the rollouts whose gradient is not finite.
@@ -173,7 +239,10 @@ class Learner:
         """
 
         def loss_of(batch: Batch, initial_state: tuple[Tensor, ...]) -> Tensor:
-            return self._compute_loss(self.model, batch, initial_state)[0]
+            rewards = self._scale_rewards(batch)
+            return compute_loss(
+                self.model, batch, initial_state, self.flags, rewards, self.distribution
+            )[0]
 
         culprits = find_nonfinite(self.model, loss_of, batch, initial_state)
         self.stats.count("nonfinite_rollouts", len(culprits))
@@ -253,6 +322,13 @@ class Learner:
                 before, flags.optimizer,
             )  # fmt: skip
             optimizer_state = self.optimizer.state_dict()
+        elif _num_parameters(optimizer_state) != _num_parameters(self.optimizer.state_dict()):
+            logger.warning(
+                "The checkpoint is of a model with %d parameters, now there are %d; the optimizer "
+                "begins with a new state.",
+                _num_parameters(optimizer_state), _num_parameters(self.optimizer.state_dict()),
+            )  # fmt: skip
+            optimizer_state = self.optimizer.state_dict()
         lr = flags.learning_rate * self._rate_factor()
         load_optimizer(self.optimizer, optimizer_state, flags, lr)
 
@@ -261,6 +337,10 @@ class Learner:
         if self.flags.schedule == "constant":
             return 1.0
         return max(0.0, 1.0 - self.stats.step / self.flags.total_steps)
+
+
+def _num_parameters(optimizer_state: dict[str, Any]) -> int:
+    return sum(len(group["params"]) for group in optimizer_state["param_groups"])
 
 
 def policy_lag(batch: Batch, version: int) -> Tensor:

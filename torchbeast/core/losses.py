@@ -4,7 +4,7 @@ Shapes: T is unroll_length, B the batch size; a batch has T+1 rows, the last is 
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,25 @@ def compute_policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Te
     return torch.sum(cross_entropy.view_as(advantages) * advantages.detach())
 
 
+def compute_surrogate_loss(log_probs: Tensor, targets: "Targets", clip_ratio: float) -> Tensor:
+    """PPO's clipped surrogate of V-trace's policy gradient, summed (Schulman et al. 2017).
+
+    The ratio is to the policy that the targets were found with, 1 at the first step, where the
+    gradient is V-trace's; beyond 1 +- `clip_ratio` there is nothing more to gain. That the policy
+    that acted was yet another one is what the advantages are weighted for.
+    """
+    ratio = (log_probs - targets.log_probs).exp()
+    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
+    return -torch.min(ratio * targets.pg_advantages, clipped * targets.pg_advantages).sum()
+
+
+def normalize(advantages: Tensor, mask: Tensor) -> Tensor:
+    """At a mean of 0 and a deviation of 1 where the mask is, 0 elsewhere."""
+    counted = advantages[mask]
+    deviation = counted.std(correction=0).clamp(min=1e-8)
+    return ((advantages - counted.mean()) / deviation).masked_fill(~mask, 0.0)
+
+
 def sum_auxiliary(losses: dict[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
     """The losses that a model returned with its output, each one number, weighted by the model.
 
@@ -86,40 +105,39 @@ def clip_rewards(batch: Batch, flags: Settings) -> Tensor:
     return clip_reward(batch["reward"][1:], flags.reward_clipping)
 
 
-def compute_loss(
-    model: nn.Module,
+class Targets(NamedTuple):
+    """What a batch is learnt towards, all [T, B] and without gradient."""
+
+    vs: Tensor
+    pg_advantages: Tensor
+    log_probs: Tensor
+    """Of the actions, under the policy that the targets were found with."""
+    log_rhos: Tensor
+    """The same, minus those under the policy that acted."""
+    mask: Tensor
+    """False where a transition did not happen."""
+
+
+def find_targets(
+    output: dict[str, Tensor],
     batch: Batch,
-    initial_state: tuple[Tensor, ...],
     flags: Settings,
-    rewards: Tensor | None = None,
+    rewards: Tensor,
     distribution: Distribution | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it.
-
-    `rewards` [T, B] are those to learn from; None: the batch's, clipped. `distribution` is what the
-    logits are the parameters of; None: a softmax policy's.
-    """
-    with autocast(batch["done"].device, flags.autocast):
-        output, _ = model(batch, initial_state)
-    output = as_output(output)
-    auxiliary = output.get("losses", {})
-    output = {name: output[name].float() for name in ("policy_logits", "baseline")}
-    T = len(batch["reward"]) - 1
+) -> Targets:
+    """V-trace's, by what the model said, `policy_logits` and `baseline`, at the T+1 rows."""
     # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.
-    rewards = clip_rewards(batch, flags) if rewards is None else rewards
-    discounts = flags.discounting * (~batch["done"][1:]).float()
-    mask = ~batch["truncated"][1:]
-    logits, values = output["policy_logits"][:T], output["baseline"][:T]
+    T = len(rewards)
+    distribution = distribution or Categorical(output["policy_logits"].shape[-1])
     actions = map_tree(lambda x: x[:T], batch["action"])
-
-    distribution = distribution or Categorical(logits.shape[-1])
-    log_probs = distribution.log_prob(logits, actions)
-    log_rhos = log_probs.detach() - distribution.log_prob(batch["policy_logits"][:T], actions)
-    targets = vtrace.from_importance_weights(
+    log_probs = distribution.log_prob(output["policy_logits"][:T], actions).detach()
+    log_rhos = log_probs - distribution.log_prob(batch["policy_logits"][:T], actions)
+    mask = ~batch["truncated"][1:]
+    vs, advantages = vtrace.from_importance_weights(
         log_rhos=log_rhos,
-        discounts=discounts,
+        discounts=flags.discounting * (~batch["done"][1:]).float(),
         rewards=rewards,
-        values=values,
+        values=output["baseline"][:T],
         bootstrap_value=output["baseline"][T],
         clip_rho_threshold=flags.clip_rho_threshold,
         clip_pg_rho_threshold=flags.clip_pg_rho_threshold,
@@ -127,20 +145,80 @@ def compute_loss(
         lambda_=flags.vtrace_lambda,
         mask=mask,
     )
-    pg_loss = -(log_probs * targets.pg_advantages).sum()
-    baseline_loss = flags.baseline_cost * compute_baseline_loss(targets.vs - values)
+    if flags.normalize_advantages:
+        advantages = normalize(advantages, mask)
+    return Targets(vs, advantages, log_probs, log_rhos, mask)
+
+
+def flatten_steps(batch: Batch, targets: Targets) -> tuple[Batch, Targets]:
+    """The steps of all rollouts side by side, [T, B, ...] -> [1, T*B, ...], to be mixed.
+
+    For models without memory, to which it is all the same what came before a row.
+    """
+    T = len(targets.mask)
+
+    def flatten(x: Tensor) -> Tensor:
+        return x[:T].flatten(0, 1).unsqueeze(0)
+
+    of_rollouts = ("version", "source")
+    steps = {name: field for name, field in batch.items() if name not in of_rollouts}
+    return map_tree(flatten, steps), map_tree(flatten, targets)
+
+
+def run_model(
+    model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...], flags: Settings
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the model says at the T+1 rows, `policy_logits` and `baseline`, and its own losses."""
+    with autocast(batch["done"].device, flags.autocast):
+        output, _ = model(batch, initial_state)
+    output = as_output(output)
+    said = {name: output[name].float() for name in ("policy_logits", "baseline")}
+    return said, output.get("losses", {})
+
+
+def compute_loss(
+    model: nn.Module,
+    batch: Batch,
+    initial_state: tuple[Tensor, ...],
+    flags: Settings,
+    rewards: Tensor | None = None,
+    distribution: Distribution | None = None,
+    targets: Targets | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it.
+
+    `rewards` [T, B] are those to learn from; None: the batch's, clipped. `distribution` is what the
+    logits are the parameters of; None: a softmax policy's. `targets` may have been found before,
+    with other weights; None: they are found here.
+    """
+    output, auxiliary = run_model(model, batch, initial_state, flags)
+    distribution = distribution or Categorical(output["policy_logits"].shape[-1])
+    if targets is None:
+        rewards = clip_rewards(batch, flags) if rewards is None else rewards
+        targets = find_targets(output, batch, flags, rewards, distribution)
+    T, mask = len(targets.mask), targets.mask
+    logits, values = output["policy_logits"][:T], output["baseline"][:T]
+    log_probs = distribution.log_prob(logits, map_tree(lambda x: x[:T], batch["action"]))
+    if flags.clip_ratio is None:
+        pg_loss = -(log_probs * targets.pg_advantages).sum()
+    else:
+        pg_loss = compute_surrogate_loss(log_probs, targets, flags.clip_ratio)
+    baseline_loss = flags.baseline_cost * compute_baseline_loss(
+        (targets.vs - values).masked_fill(~mask, 0.0)
+    )
     entropy = distribution.entropy(logits).masked_fill(~mask, 0.0)
     entropy_loss = -flags.entropy_cost * entropy.sum()
     auxiliary_losses = sum_auxiliary(auxiliary, mask)
     total_loss = pg_loss + baseline_loss + entropy_loss + sum(auxiliary_losses.values())
 
-    clipped = log_rhos[mask] > math.log(flags.clip_rho_threshold)
+    log_rhos = targets.log_rhos[mask]
     metrics = {
         "total_loss": total_loss,
         "pg_loss": pg_loss,
         "baseline_loss": baseline_loss,
         "entropy_loss": entropy_loss,
-        "clipped_rho_fraction": clipped.float().mean(),
+        "clipped_rho_fraction": (log_rhos > math.log(flags.clip_rho_threshold)).float().mean(),
+        "effective_sample_size": effective_sample_size(log_rhos),
         "explained_variance": explained_variance(values.detach()[mask], targets.vs[mask]),
     }
     if taken := [name for name in auxiliary_losses if name in metrics]:
@@ -151,6 +229,15 @@ def compute_loss(
 def autocast(device: torch.device, dtype: str) -> torch.autocast:
     """Mixed precision for a forward pass, if `dtype` is bf16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
+
+
+def effective_sample_size(log_rhos: Tensor) -> Tensor:
+    """(sum of weights)^2 / (N * sum of their squares): 1 if all weigh the same, 1/N if one has all.
+
+    How much the data are worth to the policy that learns from them.
+    """
+    weights = (log_rhos - log_rhos.max()).exp()
+    return weights.sum() ** 2 / (len(weights) * (weights**2).sum())
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> Tensor:

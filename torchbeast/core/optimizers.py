@@ -1,5 +1,7 @@
 """The optimizers by name, each set up as the settings say, at the start and after a resume."""
 
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -18,12 +20,23 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     }
     options = {"lr": settings.learning_rate, **options_of(settings)}
     # On CPU, too: two thirds of the time.
-    optimizer: torch.optim.Optimizer = kinds[settings.optimizer](
-        model.parameters(), foreach=True, **options
-    )
+    kind: Any = without_compiler(kinds[settings.optimizer])
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), foreach=True, **options)
     if isinstance(optimizer, torch.optim.RMSprop):
         start_gently(optimizer)
     return optimizer
+
+
+@functools.cache
+def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The same optimizer, which does not import PyTorch's compiler: half of the time to start.
+
+    What PyTorch wraps its methods in is for optimizers that are compiled themselves.
+    """
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)
 
 
 def options_of(settings: Settings) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class Settings:
     """B: rollouts in one update."""
     unroll_length: int = 20
     """T: steps in one rollout."""
-    max_policy_lag: int | None = None
+    max_policy_lag: int | None = 1000
     """Learn nothing from rollouts whose oldest step is more updates behind; they are counted."""
     autocast: Literal["none", "bf16"] = "none"
     """Let the learner's forward and backward pass run in bfloat16 where that is safe."""
@@ -43,6 +43,17 @@ class Settings:
     """C-bar: clip of the importance weights that carry later surprises back."""
     vtrace_lambda: float = 0.95
     """Multiplies c; the paper has 1, less trusts the baseline more."""
+
+    # How often, and how far, a batch is learnt from.
+    num_passes: int = 1
+    """Times that each batch is learnt from."""
+    num_minibatches: int = 1
+    """Parts of a batch, whole rollouts each; every pass makes a step of the optimizer with each."""
+    clip_ratio: float | None = None
+    """Clip of the ratio to the policy at the first pass, as in PPO; targets are then those of the
+    first pass, too. None: no clip, and new targets in each pass."""
+    normalize_advantages: bool = False
+    """Give the advantages in a batch a mean of 0 and a deviation of 1."""
 
     # The optimizer.
     optimizer: Literal["rmsprop", "adam", "adamw", "sgd"] = "rmsprop"

@@ -145,7 +145,7 @@ def make_single_games(
         env.metadata = {**env.metadata, "render_fps": FRAMES_PER_S // FRAME_SKIP}
         return env
 
-    return SyncEnvs(make_env, num_envs, seed, observe)
+    return SyncEnvs(make_env, num_envs, seed, observe, masks=True)  # a wrapper may have them
 
 
 class _FireReset(gymnasium.Wrapper):

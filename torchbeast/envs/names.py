@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from torchbeast import own_code
 from torchbeast.envs.options import EnvOptions
 from torchbeast.envs.toys import TOYS
 from torchbeast.errors import UsageError
@@ -26,6 +27,8 @@ def find_maker(options: EnvOptions) -> Maker:
             "--env remote stands for environments that dial in: it needs polybeast_learner "
             "--listen; name an environment to make one here."
         )
+    if (handed_over := own_code.get(name)) is not None:
+        return handed_over
     if name in TOYS:
         return TOYS[name]
     module_name, colon, attribute = name.partition(":")
@@ -52,6 +55,9 @@ def _find_in_module(name: str, module_name: str, attribute: str) -> Maker:
             f"--env {name}: cannot import {module_name!r} ({error}); "
             "name a module that Python finds from here, as package.module:factory."
         ) from error
+    except Exception as error:
+        where = own_code.say_where(error)
+        raise UsageError(f"--env {name}: {module_name!r} fails with {where}.") from error
     factory = getattr(module, attribute, None)
     if callable(factory):
         return factory
@@ -61,7 +67,7 @@ def _find_in_module(name: str, module_name: str, attribute: str) -> Maker:
         known = [*(n for n in dir(module) if not n.startswith("_")), *gymnasium.registry]
         raise UsageError(
             f"--env {name}: module {module_name!r} has no factory {attribute!r}, and registers no "
-            f"Gymnasium id of that name{_did_you_mean(attribute, known) or '.'}"
+            f"Gymnasium id of that name{did_you_mean(attribute, known) or '.'}"
         ) from None
 
 
@@ -74,7 +80,7 @@ def _find_id(name: str) -> EnvSpec:
     except (gymnasium.error.Error, ImportError) as error:
         known = [*TOYS, *gymnasium.registry]
         raise UsageError(
-            f"No environment is called {name!r}{_did_you_mean(name, known)}; --env takes a "
+            f"No environment is called {name!r}{did_you_mean(name, known)}; --env takes a "
             f"Gymnasium id (with --import MODULE if a module of yours registers it), "
             f"{', '.join(TOYS)}, or package.module:factory."
         ) from error
@@ -82,7 +88,8 @@ def _find_id(name: str) -> EnvSpec:
     return spec
 
 
-def _did_you_mean(name: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: list[str]) -> str:
+    """The rest of a sentence, if some of the known names are like this one."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
     return f": did you mean {' or '.join(by_lower[c] for c in close)}?" if close else ""

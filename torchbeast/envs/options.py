@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from torchbeast import own_code
 from torchbeast.errors import UsageError
-
-WRAPPERS = "--wrappers takes package.module:Wrapper, several with commas"
 
 
 @dataclass(frozen=True)
@@ -62,19 +61,11 @@ class EnvOptions:
     @property
     def wrapper_classes(self) -> list[Any]:
         """Of --wrappers, imported."""
-        classes = []
-        for name in _split(self.wrappers):
-            module_name, _, attribute = name.partition(":")
-            try:
-                wrapper = getattr(importlib.import_module(module_name), attribute)
-            except (ImportError, AttributeError, ValueError) as error:
-                raise UsageError(f"{WRAPPERS}; {name} cannot be imported ({error}).") from error
-            classes.append(wrapper)
-        return classes
+        return [own_code.find(name, "--wrappers") for name in split_names(self.wrappers)]
 
     def import_modules(self) -> None:
         """Those of --import."""
-        for name in _split(self.imports):
+        for name in split_names(self.imports):
             try:
                 importlib.import_module(name)
             except ImportError as error:
@@ -82,7 +73,16 @@ class EnvOptions:
                     f"--import {name}: cannot be imported ({error}); name a module that Python "
                     "finds from here."
                 ) from error
+            except Exception as error:
+                where = own_code.say_where(error)
+                raise UsageError(f"--import {name}: it fails with {where}.") from error
 
 
-def _split(names: str) -> list[str]:
+def names_of_code(options: EnvOptions) -> list[str]:
+    """Of all that a process must find to make such environments."""
+    return [options.env, *split_names(options.wrappers)]
+
+
+def split_names(names: str) -> list[str]:
+    """Of a flag that takes several, with commas."""
     return [name.strip() for name in names.split(",") if name.strip()]

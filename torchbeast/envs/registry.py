@@ -7,27 +7,36 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.wrappers import FrameStackObservation
 
 from libtorchbeast.environments import SyncEnvs, spec_of_group
 from libtorchbeast.rows import Environments, Spec, Unstacked
 from libtorchbeast.seeding import seed_generators
-from libtorchbeast.specs import UnknownSpace
+from libtorchbeast.specs import UnknownSpace, spec_or
 from libtorchbeast.wait_notice import say_if_slow
+from torchbeast import own_code
 from torchbeast.envs import atari
+from torchbeast.envs.frame_stack import stack_frames
 from torchbeast.envs.names import find_maker
 from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.parallel import ParallelEnvs, check_agents, has_agents
 from torchbeast.envs.spaces import observe
 from torchbeast.envs.vector import VectorEnvs
 from torchbeast.errors import UsageError
 
 
 def make_envs(
-    options: EnvOptions, num_envs: int, seed: int | None = None, render: bool = False
+    options: EnvOptions,
+    num_envs: int,
+    seed: int | None = None,
+    render: bool = False,
+    whole_games: bool = False,
 ) -> Environments:
-    """`num_envs` environments that step together, each with a seed of its own."""
+    """`num_envs` environments that step together, each with a seed of its own.
+
+    With `whole_games`, about as many as that, if they are the agents of games.
+    """
     try:
-        return _make_envs(options, num_envs, seed, render)
+        return _make_envs(options, num_envs, seed, render, whole_games)
     except UnknownSpace as error:
         raise UsageError(f"--env {options.env}: {error}") from error
     except (gymnasium.error.Error, ImportError) as error:
@@ -37,12 +46,14 @@ def make_envs(
         ) from error
 
 
-def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
+def make_group(num_envs: int, seed: int, data: bytes = b"", **options: Any) -> Environments:
     """`make_envs` for processes that step environments and pass their rows on at once.
 
-    Workers and servers get its name and plain arguments. Frames of single environments are left
-    `Unstacked`. The process's random generators are seeded, too: an environment may use them.
+    Workers and servers get its name and plain arguments; `data` is `own_code.pack()` of the process
+    that started them. Frames of single environments are left `Unstacked`. The process's random
+    generators are seeded, too: an environment may use them.
     """
+    own_code.unpack(data)
     seed_generators(seed)
     envs = make_envs(EnvOptions(**options), num_envs, seed)
     if isinstance(envs, SyncEnvs):
@@ -50,11 +61,25 @@ def make_group(num_envs: int, seed: int, **options: Any) -> Environments:
     return envs
 
 
-def look_at(options: EnvOptions) -> Spec:
-    """What such environments are like."""
+def make_env(options: EnvOptions, render: bool = False) -> Any:
+    """One environment with Gymnasium's interface, with all that the options put around it."""
+    envs = make_envs(options, num_envs=1, render=render)
+    if isinstance(envs, atari.AtariEnvs):
+        envs.close()
+        envs = make_envs(options, num_envs=1, render=True)
+    if not isinstance(envs, SyncEnvs):
+        envs.close()
+        raise UsageError(f"--env {options.env} makes whole vectors, of which none is one alone.")
+    return envs.envs[0]
+
+
+def look_at(options: EnvOptions, num_envs: int | None = None) -> Spec:
+    """What such environments are like; UsageError if groups of `num_envs` are too small."""
     with say_if_slow(f"Making one of {options.env}"):
-        envs = make_envs(options, num_envs=1)
+        envs = make_envs(options, num_envs=1, whole_games=True)
         try:
+            if num_envs is not None:
+                check_agents(getattr(envs, "num_agents", 1), num_envs)
             return spec_of_group(envs, envs.reset())
         except UnknownSpace as error:
             raise UsageError(f"--env {options.env}: {error}") from error
@@ -68,10 +93,12 @@ def is_atari(options: EnvOptions) -> bool:
     return isinstance(maker, EnvSpec) and maker.entry_point == atari.ENTRY_POINT
 
 
-def _make_envs(options: EnvOptions, num_envs: int, seed: int | None, render: bool) -> Environments:
+def _make_envs(
+    options: EnvOptions, num_envs: int, seed: int | None, render: bool, whole_games: bool
+) -> Environments:
     maker = find_maker(options)
     if not isinstance(maker, EnvSpec):
-        return _from_factory(options, maker, num_envs, seed, render)
+        return _from_factory(options, maker, num_envs, seed, render, whole_games)
     kwargs = {**maker.kwargs, **options.kwargs}
     if maker.entry_point == atari.ENTRY_POINT and kwargs.get("obs_type", "rgb") != "ram":
         return _make_atari(options, kwargs, num_envs, seed, render)
@@ -102,8 +129,10 @@ def _from_factory(
     num_envs: int,
     seed: int | None,
     render: bool,
+    whole_games: bool,
 ) -> Environments:
-    """A factory of single environments, or of whole vectors if it takes `num_envs`."""
+    """A factory of single environments, of games of several agents, or of whole vectors if it takes
+    `num_envs`."""
     signature = inspect.signature(factory)
     takes, kwargs = signature.parameters, options.kwargs
     if render and "render_mode" in takes:
@@ -120,46 +149,72 @@ def _from_factory(
         ) from error
     if "num_envs" in takes:
         return _vector_envs(options, factory(**kwargs), seed)
-    return _single_envs(options, lambda: factory(**kwargs), num_envs, seed)
+    first = [factory(**kwargs)]
+
+    def make() -> Any:
+        return first.pop() if first else factory(**kwargs)
+
+    if not has_agents(first[0]):
+        return _single_envs(options, make, num_envs, seed)
+    _refuse_frame_stack(options, "games of several agents")
+    return ParallelEnvs(_wrapped(options, make), num_envs, seed, whole_games)
+
+
+def _wrapped(options: EnvOptions, make_env: Callable[[], Any]) -> Callable[[], Any]:
+    """`make_env` with the wrappers around what it makes."""
+    wrappers = options.wrapper_classes
+
+    def make_wrapped() -> Any:
+        env = make_env()
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    return make_wrapped if wrappers else make_env
+
+
+def _refuse_frame_stack(options: EnvOptions, made: str) -> None:
+    if options.frame_stack not in (None, 1):
+        raise UsageError(
+            f"--frame_stack {options.frame_stack} is for single environments, and --env "
+            f"{options.env} makes {made}; stack frames in the factory."
+        )
 
 
 def _vector_envs(options: EnvOptions, env: Any, seed: int | None) -> VectorEnvs:
-    for wrapper in options.wrapper_classes:
-        env = wrapper(env)
+    env = _wrapped(options, lambda: env)()
     if not isinstance(env, VectorEnv):
         raise UsageError(
             f"--env {options.env}: a factory that takes num_envs must return a "
             f"gymnasium.vector.VectorEnv, got {type(env).__name__}; leave num_envs out to return "
             "single environments."
         )
-    if options.frame_stack not in (None, 1):
-        raise UsageError(
-            f"--frame_stack {options.frame_stack} is for single environments, and --env "
-            f"{options.env} makes a vector of them; stack frames in the factory."
-        )
+    _refuse_frame_stack(options, "a vector of them")
     return VectorEnvs(env, seed)
 
 
 def _single_envs(
     options: EnvOptions, make_env: Callable[[], Any], num_envs: int, seed: int | None
 ) -> SyncEnvs:
-    wrappers, num_stacked = options.wrapper_classes, options.frame_stack or 1
+    make_wrapped, num_stacked = _wrapped(options, make_env), options.frame_stack or 1
 
-    def make_wrapped() -> Any:
-        env = make_env()
-        for wrapper in wrappers:
-            env = wrapper(env)
-        if num_stacked == 1:
-            return env
+    def make_stacked() -> Any:
+        env = make_wrapped()
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"--frame_stack {num_stacked} takes Gymnasium's environments, got "
                 f"{type(env).__name__}; derive it from gymnasium.Env."
             )
-        return FrameStackObservation(env, num_stacked)
+        return stack_frames(env, num_stacked)
 
-    is_wrapped = wrappers or num_stacked > 1
-    return SyncEnvs(make_wrapped if is_wrapped else make_env, num_envs, seed, observe)
+    make = make_stacked if num_stacked > 1 else make_wrapped
+    envs = SyncEnvs(make, num_envs, seed, observe, masks=True)
+    try:
+        spec_or(None, getattr(envs.envs[0], "observation_space", None))
+    except UnknownSpace:
+        envs.close()
+        raise
+    return envs
 
 
 def _make_atari(

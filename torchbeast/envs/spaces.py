@@ -1,9 +1,11 @@
-"""Observations with the dtypes that agents calculate with."""
+"""Observations with the dtypes that agents calculate with, and specs as Gymnasium's spaces."""
 
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
+from libtorchbeast.specs import ArraySpec
 from libtorchbeast.tree import map_tree
 
 # Of floats, 64 bits are more than a network can use; PyTorch hardly knows wide unsigned integers.
@@ -26,3 +28,25 @@ def observe(observation: Any) -> Any:
 def _convert(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     return array.astype(_DTYPES.get(array.dtype, array.dtype), copy=False)
+
+
+def space_of_spec(spec: Any) -> spaces.Space[Any]:
+    """Gymnasium's space for a tree of specs, for models that are made from spaces."""
+    if isinstance(spec, dict):
+        return spaces.Dict({key: space_of_spec(part) for key, part in spec.items()})
+    if not isinstance(spec, ArraySpec):
+        return spaces.Tuple([space_of_spec(part) for part in spec])
+    low, high = spec.bounds
+    counts = spec.num_categories
+    if counts and not spec.shape:
+        return spaces.Discrete(counts[0], start=int(low))
+    dtype: Any = np.dtype(spec.dtype).type
+    if dtype is np.bool_ or (dtype is np.int8 and set(counts) == {2} and not low.any()):
+        return spaces.MultiBinary(spec.shape[0] if len(spec.shape) == 1 else spec.shape)
+    if counts:
+        nvec = np.reshape(counts, spec.shape)
+        return spaces.MultiDiscrete(nvec, dtype=dtype, start=low.astype(dtype))
+    if np.issubdtype(dtype, np.integer):  # which have no infinity
+        low = np.maximum(low, np.iinfo(dtype).min)
+        high = np.minimum(high, np.iinfo(dtype).max)
+    return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)

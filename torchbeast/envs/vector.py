@@ -16,6 +16,7 @@ from libtorchbeast.specs import (
 )
 from libtorchbeast.tree import map_tree
 from torchbeast.envs.spaces import observe
+from torchbeast.envs.vector_masks import VectorMasks, without_mask
 from torchbeast.errors import UsageError
 
 
@@ -40,28 +41,43 @@ class VectorEnvs:
                 f"...}}) does it, got {env.metadata.get('autoreset_mode')}."
             ) from None
         self.num_envs = env.num_envs
-        self.observation_spec = observation_spec_of(env.single_observation_space)
-        self._taken_action = spec_of_space(env.single_action_space)
-        self.action_spec: Any = agents_action(self._taken_action)
+        self._observation_spec = observation_spec_of(env.single_observation_space)
+        self.taken_action = spec_of_space(env.single_action_space)
+        self.action_spec: Any = agents_action(self.taken_action)
         self._env = env
         self._seed = seed
         self._counter = EpisodeCounter(env.num_envs, self.action_spec)
         self._extra = np.zeros(env.num_envs, np.bool_)  # whose next row is an extra one
+        self._masks: VectorMasks | None = None
         self._info: InfoSums = {}
+
+    @property
+    def observation_spec(self) -> Any:
+        """What the environments declare; after `reset` with their masks."""
+        spec = self._observation_spec
+        return spec if self._masks is None else self._masks.spec(spec)
 
     def reset(self) -> Row:
         # Gymnasium counts on from one seed to its neighbours, hence one that has none in use.
         seed = None if self._seed is None else derive_seed(self._seed, 0)
-        frame, _ = self._env.reset(seed=seed)
+        frame, info = self._env.reset(seed=seed)
         self._extra[:] = False
+        self._masks = VectorMasks.find(self._env, frame, info, self.action_spec)
+        if self._masks is not None:
+            masks = self._masks.read(frame, info)
+            frame = self._masks.add(frame, masks, is_last=self._extra)
         return self._counter.first_row(_copy(frame))
 
     def step(self, actions: Any) -> Row:
-        moves = environments_action(self._taken_action, actions)
-        extra = self._extra
+        extra, taken = self._extra, actions
         if self._mode is AutoresetMode.DISABLED and extra.any():
-            self._reset(extra)  # or it may not be stepped; this episode is given up below
+            # Or it may not be stepped; this episode is given up below.
+            _, masks = self._reset(extra)
+            if self._masks is not None:
+                taken = self._masks.make_possible(actions, masks, extra)
+        moves = environments_action(self.taken_action, taken)
         frame, reward, terminated, limit, info = self._env.step(moves)
+        masks, frame = self._split(frame, info)
         frame = _copy(frame)
         reward = np.where(extra, 0.0, reward)
         ended = terminated & ~extra
@@ -69,13 +85,20 @@ class VectorEnvs:
         for i in np.flatnonzero(ended | limit):
             add_info(self._info, info_of(info, int(i)))
         if self._mode is AutoresetMode.DISABLED and (ended | extra).any():
-            _put(frame, self._reset(ended | extra), ended | extra)
+            first, first_masks = self._reset(ended | extra)
+            _put(frame, map_tree(lambda array: array[ended | extra], first), ended | extra)
+            if masks is not None:
+                masks = np.where((ended | extra)[:, None], first_masks, masks)
         elif self._mode is AutoresetMode.SAME_STEP:
             for i in np.flatnonzero(limit):
                 _put(frame, observe(info["final_obs"][i]), i)
         row = self._counter.row(frame, reward, ended | extra, extra, actions)
         is_next_step = self._mode is AutoresetMode.NEXT_STEP
         self._extra = limit | ended if is_next_step else limit
+        if self._masks is not None:
+            # In SAME_STEP the mask is that of the new episode, in which the action is taken.
+            is_last = self._extra & (self._mode is not AutoresetMode.SAME_STEP)
+            row["frame"] = self._masks.add(frame, masks, is_last)
         return row
 
     def take_info(self) -> InfoSums:
@@ -86,10 +109,17 @@ class VectorEnvs:
     def close(self) -> None:
         self._env.close()
 
-    def _reset(self, which: np.ndarray) -> Any:
-        """First observations of new episodes, [number of them, ...]."""
-        frame, _ = self._env.reset(options={"reset_mask": which.copy()})
-        return map_tree(lambda array: array[which], observe(frame))
+    def _reset(self, which: np.ndarray) -> tuple[Any, Any]:
+        """First observations of new episodes where `which` says so, and their masks."""
+        frame, info = self._env.reset(options={"reset_mask": which.copy()})
+        masks, frame = self._split(frame, info)
+        return observe(frame), masks
+
+    def _split(self, frame: Any, info: Any) -> tuple[Any, Any]:
+        """The masks [num_envs, num_choices], None without any, and the frame without them."""
+        if self._masks is None:
+            return None, frame
+        return self._masks.read(frame, info), without_mask(frame)
 
 
 def _copy(frame: Any) -> Any:

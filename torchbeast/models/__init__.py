@@ -1,7 +1,7 @@
 """Agents: an encoder of the frame, an optional LSTM, heads for policy and baseline."""
 
 from torchbeast.core.agent_output import AgentOutput, AgentState, as_output
-from torchbeast.models.agent import Agent
+from torchbeast.models.agent import Agent, unroll_lstm
 from torchbeast.models.factory import build_distribution, build_model, check_model, make_model
 from torchbeast.models.normalization import NormalizedObservations
 
@@ -15,4 +15,5 @@ __all__ = [
     "build_model",
     "check_model",
     "make_model",
+    "unroll_lstm",
 ]

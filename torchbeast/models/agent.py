@@ -7,10 +7,11 @@ import itertools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libtorchbeast.specs import discrete, split_mask
-from libtorchbeast.tree import map_tree
+from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.agent_output import AgentOutput, AgentState
 from torchbeast.core.distributions import make_distribution
 from torchbeast.models.encoders import keep_scale, make_encoder
@@ -21,6 +22,7 @@ class Agent(nn.Module):
     """Encoder, optional LSTM, heads. T is time, B batch; all inputs are [T, B, ...]."""
 
     lstm_size = 256
+    _constant: Tensor
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class Agent(nn.Module):
         encoder: str = "shallow",
         sees_last_action: bool = True,
         squash: bool = False,
+        separate_nets: bool = False,
     ) -> None:
         """`frame` is its spec, or its shape if nothing else is known; `action` its spec, or the
         number of actions; `squash` is for actions that are floats (see `make_distribution`)."""
@@ -40,6 +43,9 @@ class Agent(nn.Module):
         self.distribution = make_distribution(action, squash)
         self._has_mask = mask is not None
         self.encoder = make_encoder(encoder, frame)
+        # What helps the baseline may harm the policy, and small nets are cheap.
+        is_shared = not separate_nets or encoder != "mlp" or use_lstm
+        self.baseline_encoder = None if is_shared else make_encoder(encoder, frame)
         # As in the paper, the image nets see what happened last; the MLP sees the frame alone,
         # so that without LSTM it has no memory whatever, not even its own last action.
         self._sees_reward = encoder != "mlp"
@@ -54,6 +60,8 @@ class Agent(nn.Module):
             num_features = self.lstm_size
         self.policy = nn.Linear(num_features, self.distribution.num_params)
         self.baseline = nn.Linear(num_features, 1)
+        constant = self.distribution.constant_params.unsqueeze(1) & separate_nets  # [num_params, 1]
+        self.register_buffer("_constant", constant, persistent=False)
         keep_scale(self.policy, gain=0.01)  # every action is about as likely at first
         keep_scale(self.baseline, gain=1.0)
 
@@ -73,14 +81,21 @@ class Agent(nn.Module):
         frame, mask = split_mask(inputs["frame"]) if self._has_mask else (inputs["frame"], None)
         frame = map_tree(lambda x: x.flatten(0, 1), frame)  # [T, B, ...] -> [T*B, ...]
         features = self.encoder(frame).float()  # [T*B, F]
+        separate = self.baseline_encoder
+        baseline_features = None if separate is None else separate(frame).float()
         # Under autocast, too: memory and heads are small, and what they lose the advantages lose.
         with torch.autocast(features.device.type, enabled=False):
-            return self._decide(features, mask, inputs, core_state)
+            return self._decide(features, baseline_features, mask, inputs, core_state)
 
     def _decide(
-        self, features: Tensor, mask: Any, inputs: dict[str, Any], core_state: AgentState
+        self,
+        features: Tensor,
+        baseline_features: Tensor | None,
+        mask: Any,
+        inputs: dict[str, Any],
+        core_state: AgentState,
     ) -> tuple[AgentOutput, AgentState]:
-        """From what the encoder made of the frames to the agent's output."""
+        """From what the encoders made of the frames to the agent's output."""
         T, B = inputs["done"].shape
         seen = [features]
         if self._sees_reward:
@@ -94,13 +109,18 @@ class Agent(nn.Module):
                 self.lstm, features.view(T, B, -1), inputs["done"], core_state
             )
             features = features.flatten(0, 1)
-        policy_logits = self.policy(features).view(T, B, -1)
+        weight = self.policy.weight.masked_fill(self._constant, 0.0)
+        policy_logits = F.linear(features, weight, self.policy.bias).view(T, B, -1)
         if mask is not None:
-            policy_logits = self.distribution.mask(policy_logits, mask)
+            # One array of bools, or as environments elsewhere have it.
+            allowed = torch.cat([leaf.flatten(2) for _, leaf in leaves_of(mask)], dim=-1)
+            policy_logits = self.distribution.mask(policy_logits, allowed)
         act = self.distribution.sample if self.training else self.distribution.mode
         output = {
             "policy_logits": policy_logits,
-            "baseline": self.baseline(features).view(T, B),
+            "baseline": self.baseline(
+                features if baseline_features is None else baseline_features
+            ).view(T, B),
             "action": act(policy_logits),
         }
         return output, core_state

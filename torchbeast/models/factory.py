@@ -1,15 +1,19 @@
 """From the name given with --model, and what environments are like, to an agent."""
 
-import importlib
+import inspect
+import math
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from libtorchbeast.action_masks import count_choices
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, describe, split_mask
 from libtorchbeast.tree import leaves_of, map_tree
+from torchbeast import own_code
 from torchbeast.core.distributions import Distribution, make_distribution
+from torchbeast.envs.spaces import space_of_spec
 from torchbeast.errors import UsageError
 from torchbeast.models.agent import Agent
 from torchbeast.models.encoders import ENCODERS
@@ -20,7 +24,12 @@ from torchbeast.models.normalization import NormalizedObservations
 def build_model(flags: Any, spec: Spec) -> nn.Module:
     """The agent that flags ask for."""
     return make_model(
-        flags.model, spec, flags.use_lstm, flags.normalize_observations, flags.squash_actions
+        flags.model,
+        spec,
+        flags.use_lstm,
+        flags.normalize_observations,
+        flags.squash_actions,
+        flags.separate_nets,
     )
 
 
@@ -35,32 +44,97 @@ def make_model(
     use_lstm: bool,
     normalize_observations: bool = False,
     squash_actions: bool = False,
+    separate_nets: bool = False,
 ) -> nn.Module:
     """An agent for environments that are like `spec`.
 
     Args:
-        name: auto, shallow, deep, mlp, or `package.module:Class` for one's own, which is called
-            with the frame's shape (a tree of shapes for tree observations), the number of
-            `policy_logits` (for Discrete actions their number) and `use_lstm`, and behaves as
-            `Agent` does.
+        name: auto, shallow, deep, mlp, or `package.module:Class` for one's own, which behaves as
+            `Agent` does (docs/your_environment.md); see `_make_own` for its arguments.
         normalize_observations: show it frames at a running mean of 0 and deviation of 1.
         squash_actions: see `torchbeast.core.distributions.make_distribution`.
+        separate_nets: of the built-in agents, see `Agent`.
     """
     if not normalize_observations:
-        return _make_agent(name, spec, use_lstm, squash_actions)
+        return _make_agent(name, spec, use_lstm, squash_actions, separate_nets)
     # The agent is shown other numbers than the environment's.
     normalized = replace(spec, observation=map_tree(_without_float_bounds, spec.observation))
-    agent = _make_agent(name, normalized, use_lstm, squash_actions)
+    agent = _make_agent(name, normalized, use_lstm, squash_actions, separate_nets)
     return NormalizedObservations(agent, spec.observation)
 
 
-def _make_agent(name: str, spec: Spec, use_lstm: bool, squash: bool) -> nn.Module:
-    num_params = _distribution_of(spec, squash).num_params
+def _make_agent(
+    name: str, spec: Spec, use_lstm: bool, squash: bool, separate_nets: bool
+) -> nn.Module:
+    distribution = _distribution_of(spec, squash)
     if ":" in name:
-        frame_shape = map_tree(lambda leaf: leaf.shape, spec.observation)
-        return _import_model(name)(frame_shape, num_params, use_lstm)
+        return _make_own(name, spec, distribution, use_lstm)
+    _check_mask(spec)
     encoder = choose_encoder(name, spec)
-    return Agent(spec.observation, spec.action, use_lstm, encoder, squash=squash)
+    return Agent(
+        spec.observation,
+        spec.action,
+        use_lstm,
+        encoder,
+        squash=squash,
+        separate_nets=separate_nets,
+    )
+
+
+def _check_mask(spec: Spec) -> None:
+    """Of environments elsewhere; those here have been checked one by one."""
+    rest, mask = split_mask(spec.observation)
+    if mask is None:
+        return
+    needed = count_choices(spec.action)
+    got = sum(math.prod(leaf.shape) for _, leaf in leaves_of(mask))
+    if not needed or got != needed or rest == {}:
+        raise UsageError(
+            f"An observation's action_mask must have one number for each choice of a Discrete, "
+            f"MultiDiscrete or MultiBinary action, here {needed}, and another part beside it; got "
+            f"{describe(spec.observation)} for actions {describe(spec.action)}."
+        )
+
+
+def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool) -> nn.Module:
+    """A model of the user's, called with what its arguments are named after.
+
+    Unless one of them is `observation_space`, `action_space` or `distribution`, it is called as in
+    TorchBeast: with the frame's shape (a tree of shapes for a tree), the number of `policy_logits`
+    (for Discrete actions their number) and `use_lstm`.
+    """
+    make = own_code.find(name, "--model")
+    known = {
+        "frame_shape": map_tree(lambda leaf: leaf.shape, spec.observation),
+        "num_actions": distribution.num_params,
+        "use_lstm": use_lstm,
+        "observation_space": space_of_spec(spec.observation),
+        "action_space": space_of_spec(spec.action),
+        "distribution": distribution,
+    }
+    takes = inspect.signature(make).parameters
+    if takes.keys() & {"observation_space", "action_space", "distribution"}:
+        args: tuple[Any, ...] = ()
+        kwargs = {key: value for key, value in known.items() if key in takes}
+    else:
+        args, kwargs = (known["frame_shape"], known["num_actions"], use_lstm), {}
+    try:
+        inspect.signature(make).bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"--model {name} takes {inspect.signature(make)}, and can be called with "
+            f"(frame_shape, num_actions, use_lstm), or with arguments named as some of "
+            f"{', '.join(known)} ({error})."
+        ) from error
+    try:
+        model = make(*args, **kwargs)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"--model {name} cannot be made: {own_code.say_where(error)}.") from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"--model {name} must make a torch.nn.Module, got {type(model).__name__}.")
+    return model
 
 
 def _distribution_of(spec: Spec, squash: bool) -> Distribution:
@@ -99,16 +173,8 @@ def _encoder_for(frame: ArraySpec) -> str:
 def check_model(name: str) -> None:
     """Raise UsageError unless `name` names a model."""
     if ":" in name:
-        _import_model(name)
+        own_code.find(name, "--model")
     elif name not in ("auto", *ENCODERS):
         raise UsageError(
             f"--model must be auto, {', '.join(ENCODERS)} or package.module:Class, got {name!r}."
         )
-
-
-def _import_model(name: str) -> Any:
-    module_name, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"--model {name}: cannot be imported ({error}).") from error

@@ -3,6 +3,7 @@
 What a frame is comes from its spec: its shape, its bounds, and whether its integers are categories.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,9 @@ from torchbeast.errors import UsageError
 
 MIN_IMAGE_SIDE = 32  # smaller boards are left to the MLP
 USUAL_FLOATS = (1.0, 32.0)  # bounds between which floats are left as they are
+MAX_ONE_HOT = 1024  # categories; of more, each is a short vector that is learnt
+MAX_ONE_HOTS = 1 << 14  # inputs of one array
+CODE_SIZE = 16
 CHUNK = 8  # frames that stay in a core's cache from one operation to the next
 
 
@@ -55,22 +59,51 @@ def scale_of(spec: ArraySpec) -> Scale | None:
     return Scale(shift, factor)
 
 
+class Codes(nn.Module):
+    """Categories as short vectors that are learnt, however many there are: one for the number's
+    high digit and one for its low digit, to a base of about the root of their number.
+
+    A million take two tables of a thousand rows. All elements of an array share them.
+    """
+
+    def __init__(self, num_categories: int) -> None:
+        super().__init__()
+        self._base = math.isqrt(num_categories - 1) + 1
+        self.high = nn.Embedding(self._base, CODE_SIZE)
+        self.low = nn.Embedding(self._base, CODE_SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Integers [N, elements] to [N, elements * 2 * CODE_SIZE]."""
+        parts = self.high(x // self._base), self.low(x % self._base)
+        return torch.cat(parts, dim=-1).flatten(1)
+
+
 class Numbers(nn.Module):
-    """Frames [N, ...] as vectors [N, num_outputs]: scaled by their bounds, categories one-hot.
+    """Frames [N, ...] as vectors [N, num_outputs]: scaled by their bounds, categories one-hot, or
+    as `Codes` if there are many.
 
     Without bounds numbers stay as they are, but for bytes, which are taken for 0 to 255.
     """
 
     shift: Tensor
     factor: Tensor
+    first: Tensor
+    last: Tensor
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
         self._counts = spec.num_categories
         low = spec.bounds[0]
-        if max(self._counts, default=0) > 2:
+        most = max(self._counts, default=0)
+        self.codes: Codes | None = None
+        if most > 2:
             self.num_outputs = sum(self._counts)
-            self._first = low.ravel().astype(np.int64).tolist()
+            for name, values in (("first", low.ravel()), ("last", np.array(self._counts) - 1)):
+                integers = torch.from_numpy(values.astype(np.int64))
+                self.register_buffer(name, integers, persistent=False)  # the spec says it
+            if most > MAX_ONE_HOT or (most > 2 * CODE_SIZE and self.num_outputs > MAX_ONE_HOTS):
+                self.codes = Codes(most)
+                self.num_outputs = 2 * CODE_SIZE * len(self._counts)
             return
         self._counts = ()  # 0 and 1 are as good as one-hot
         self.num_outputs = int(np.prod(spec.shape))
@@ -86,18 +119,18 @@ class Numbers(nn.Module):
     def forward(self, frame: Tensor) -> Tensor:
         x = frame.reshape(len(frame), -1)
         if self._counts:
-            return self._one_hot(x.long())
+            return self._name(x.long())
         if not self._knows_scale and x.dtype == torch.uint8:
             return x.float().mul_(1 / 255)
         x = x.float()
         return (x - self.shift) * self.factor if self._is_scaled else x
 
-    def _one_hot(self, x: Tensor) -> Tensor:
+    def _name(self, x: Tensor) -> Tensor:
         # What environments say, from wherever they are, must not end a run: hence the clamp.
-        vectors = [
-            F.one_hot((x[:, i] - first).clamp(0, count - 1), count)
-            for i, (first, count) in enumerate(zip(self._first, self._counts, strict=True))
-        ]
+        x = torch.minimum((x - self.first).clamp(min=0), self.last)
+        if self.codes is not None:
+            return self.codes(x)
+        vectors = [F.one_hot(x[:, i], count) for i, count in enumerate(self._counts)]
         return torch.cat(vectors, dim=1).float()
 
 

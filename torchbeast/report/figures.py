@@ -29,6 +29,9 @@ FIGURES = {
     "entropy_loss": Figure("train", "negative entropy, times `--entropy_cost`"),
     "grad_norm": Figure("train", "norm of the gradient before it is clipped", "{:,.1f}"),
     "learning_rate": Figure("train", "of the last update", "{:.2e}"),
+    "effective_sample_size": Figure(
+        "train", "of the importance weights, as a part of the steps; 1: all weigh the same"
+    ),
     "explained_variance": Figure("train", "of V-trace's targets by the value; 1 is perfect"),
     "clipped_rho_fraction": Figure("train", "part of the importance weights clipped", "{:.1%}"),
     "policy_lag": Figure("train", "updates between acting and learning, mean", "{:.1f}"),

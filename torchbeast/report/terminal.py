@@ -36,11 +36,19 @@ def make_view(total_steps: int) -> View:
     return LiveView(total_steps) if sys.stdout.isatty() else PlainView(total_steps)
 
 
-def log_to_terminal() -> None:
-    """Show log messages, above the live bar if there is one."""
+def log_to_terminal(logger: logging.Logger | None = None) -> logging.Handler:
+    """Show log messages, above the live bar if there is one: all of the program, or of one logger.
+
+    Returns what shows them.
+    """
     handler = _CurrentStderr()
     handler.setFormatter(logging.Formatter("[%(levelname)s %(asctime)s] %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    if logger is None:
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
+    else:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    return handler
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):

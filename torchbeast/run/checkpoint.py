@@ -6,11 +6,15 @@ model-best.tar        the one with the best mean return
 """
 
 import io
+import json
 import logging
 import math
 import os
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import from_json, to_json
 from torchbeast.core.learner import Learner
 from torchbeast.core.stats import EPISODE_WINDOW
 from torchbeast.errors import UsageError
@@ -30,12 +36,16 @@ BEST_NAME = "model-best.tar"
 STEP_PREFIX = "model-step-"
 
 
-def save(path: Path, learner: Learner, flags: TrainingFlags) -> None:
-    """Write the newest checkpoint, and keep it among the last few and if it is the best."""
+def save(path: Path, learner: Learner, flags: TrainingFlags, spec: Spec | None = None) -> None:
+    """Write the newest checkpoint, and keep it among the last few and if it is the best.
+
+    `spec` is of the environments, so that the agent can be used without any.
+    """
     contents = {
         **learner.state_dict(),
         "flags": flags.as_plain_dict(),
         "random_state": _random_state(),
+        "spec": None if spec is None else _to_text(spec),
     }
     # In memory first: torch.save hides what a file says (no space left) behind an error of its own.
     packed = io.BytesIO()
@@ -104,6 +114,19 @@ def _mean_return(contents: dict[str, Any]) -> float | None:
     return float(np.mean(returns)) if len(returns) == EPISODE_WINDOW else None
 
 
+def _to_text(spec: Spec) -> str:
+    taken = spec.action if spec.taken is None else spec.taken
+    return json.dumps({**spec.to_json(), "taken": to_json(taken)})
+
+
+def spec_in(contents: dict[str, Any]) -> Spec | None:
+    """What the environments of a checkpoint's run are like; older ones do not say."""
+    if contents.get("spec") is None:
+        return None
+    saved = json.loads(contents["spec"])
+    return replace(Spec.from_json(saved), taken=from_json(saved["taken"]))
+
+
 def load(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint, on the CPU."""
     try:
@@ -125,6 +148,16 @@ def find(path: Path) -> list[Path]:
     """The checkpoint at `path` if it exists and, if that is a run's newest, those before it."""
     before = _last_few(path.parent) if path.name == FILE_NAME else []
     return [candidate for candidate in (path, *before) if candidate.exists()]
+
+
+def find_in(source: str, savedir: Path, name: str = FILE_NAME) -> Path | None:
+    """The checkpoint of a run: given as a file, a folder, or the run's name below `savedir`."""
+    for path in (Path(source).expanduser(), savedir.expanduser() / source):
+        if path.is_file():
+            return path
+        if find(path / name):
+            return path / name
+    return None
 
 
 def load_newest(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -178,13 +211,33 @@ def resume(path: Path, learner: Learner, flags: TrainingFlags) -> dict[str, Any]
     return contents["flags"]
 
 
+_SAME_AGENT = (
+    "env",
+    "model",
+    "use_lstm",
+    "normalize_observations",
+    "squash_actions",
+    "separate_nets",
+)
+
+
 def _check_same_agent(path: Path, saved: dict[str, Any], flags: TrainingFlags) -> None:
-    for name in ("env", "model", "use_lstm", "normalize_observations", "squash_actions"):
+    for name in _SAME_AGENT:
         if saved.get(name, getattr(flags, name)) != getattr(flags, name):
             raise UsageError(
                 f"{path} was trained with --{name} {saved[name]}, got {getattr(flags, name)}; "
                 "give the same, or another --xpid for a new run."
             )
+
+
+@contextmanager
+def keep_random_state() -> Iterator[None]:
+    """What happens meanwhile leaves the random generators of this process as they were."""
+    before = _random_state()
+    try:
+        yield
+    finally:
+        _set_random_state(before)
 
 
 def _random_state() -> dict[str, Any]:

@@ -49,6 +49,11 @@ def run_command_line(
 def parse(flags_class: type[FlagsT], args: list[str]) -> FlagsT:
     """What the command line says, else the saved run, else what is right for the environment."""
     flags = with_values(flags_class(), "command line", given_flags(flags_class, args))
+    return complete(flags, args)
+
+
+def complete(flags: FlagsT, args: list[str] | None) -> FlagsT:
+    """With what the saved run says, and the recipe; `args` is the command line, if there is one."""
     flags = with_saved_flags(flags, args)
     check_env(flags.env_options)
     return with_recipe(flags) if flags.mode == "train" else flags

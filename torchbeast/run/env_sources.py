@@ -13,11 +13,15 @@ from typing import Protocol
 
 from libtorchbeast.actor_pool import ActorPool
 from libtorchbeast.rows import Spec
-from libtorchbeast.rpc.gateway_supervisor import Gateways, GatewaysConfig
+from libtorchbeast.rpc.clients import ClientFigures
+from libtorchbeast.rpc.gateway_config import GatewaysConfig
+from libtorchbeast.rpc.gateway_supervisor import Gateways
 from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.specs import INT64
 from libtorchbeast.workers import Workers, WorkersConfig
+from torchbeast import own_code
 from torchbeast.envs import GROUP_FACTORY, REMOTE, EnvOptions, look_at
+from torchbeast.envs.options import names_of_code
 from torchbeast.errors import UsageError
 from torchbeast.run.signals import StopRequest
 
@@ -42,6 +46,9 @@ class Source(Protocol):
     def late(self) -> list[str]:
         """Who keeps the learner waiting, for people."""
 
+    def clients(self) -> list[ClientFigures]:
+        """Who is connected, or was."""
+
     def finish(self) -> None:
         """Training is finished: say so to whoever wants to know. `close` follows."""
 
@@ -60,7 +67,7 @@ class LocalEnvironments:
         env_timeout_s: float,
         output_path: Path,
     ) -> None:
-        self.spec = look_at(options)
+        self.spec = look_at(options, envs_per_group)
         self.num_envs = num_groups * envs_per_group
         self._config = WorkersConfig(
             factory=GROUP_FACTORY,
@@ -71,6 +78,7 @@ class LocalEnvironments:
             envs_per_group=envs_per_group,
             seed=0,  # until `start`
             env_timeout_s=env_timeout_s,
+            factory_data=own_code.pack(names_of_code(options)),
             output_path=output_path,
         )
         self._workers: Workers | None = None
@@ -86,6 +94,9 @@ class LocalEnvironments:
 
     def late(self) -> list[str]:
         return [] if self._workers is None else self._workers.supervisor.late()
+
+    def clients(self) -> list[ClientFigures]:
+        return []
 
     def finish(self) -> None:
         pass
@@ -142,6 +153,9 @@ class RemoteEnvironments:
     def late(self) -> list[str]:
         return self._gateways.late()
 
+    def clients(self) -> list[ClientFigures]:
+        return self._gateways.clients
+
     def finish(self) -> None:
         self._gateways.finish()
 
@@ -197,6 +211,9 @@ class BothEnvironments:
 
     def late(self) -> list[str]:
         return [name for source in self._working for name in source.late()]
+
+    def clients(self) -> list[ClientFigures]:
+        return [figures for source in self._sources for figures in source.clients()]
 
     def finish(self) -> None:
         for source in self._sources:

@@ -27,6 +27,7 @@ from libtorchbeast.output_log import FILE_NAME as OUTPUT_NAME
 from libtorchbeast.output_log import OutputLog
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import Child, Supervisor
+from torchbeast import own_code
 from torchbeast.core.learner import Learner
 from torchbeast.run.checkpoint import load, write_whole
 from torchbeast.run.evaluate import Player
@@ -55,6 +56,7 @@ class Evaluation:
         self._next_at = 0
         self._is_playing = False
         self._write_errors = IgnoreWriteErrors("the weights for evaluation")
+        self._code = own_code.pack()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
 
@@ -95,7 +97,7 @@ class Evaluation:
 
     def _start(self, num_starts: int) -> Helper:
         config = {"flags": self._flags.as_plain_dict()}
-        return Helper("torchbeast.run.eval_process", config, catch_output=True)
+        return Helper("torchbeast.run.eval_process", config, catch_output=True, data=self._code)
 
     def _look_after_its_end(self) -> None:
         """The next process plays what the last one did not, unless that has lost it."""
@@ -182,6 +184,7 @@ def main(text: str) -> None:
     os.nice(NICENESS)
     torch.set_num_threads(1)
     try:
+        own_code.unpack(line.data)
         play_as_asked(as_flags(values["flags"]), line)
     except Exception as error:
         line.send(logging.WARNING, describe_failure(error))

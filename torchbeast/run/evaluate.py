@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from libtorchbeast.environments import spec_of_group
 from libtorchbeast.tree import map_tree
@@ -57,10 +58,14 @@ class Player:
     ) -> None:
         """`model` has random weights until somebody loads others."""
         num_envs = 1 if render else min(num_episodes, MAX_ENVS)
-        self._shares = [len(range(i, num_episodes, num_envs)) for i in range(num_envs)]
         options = dataclasses.replace(flags.env_options, episodic_life=False)  # whole games
         torch.manual_seed(seed)  # of the actions, if they are drawn
-        self._envs = make_envs(options, num_envs, seed=seed, render=render)
+        self._envs = make_envs(options, num_envs, seed=seed, render=render, whole_games=True)
+        # Of games of several agents, each plays its share, with one episode for each agent.
+        num_agents = getattr(self._envs, "num_agents", 1)
+        num_games = self._envs.num_envs // num_agents
+        shares = [len(range(i, num_episodes, num_games)) for i in range(num_games)]
+        self._shares = [share for share in shares for _ in range(num_agents)]
         self.video: Video | None = None
         try:
             if render:
@@ -70,10 +75,7 @@ class Player:
         except BaseException:
             self._envs.close()
             raise
-        if flags.sample_actions:
-            prepare_to_act(self.model)
-        else:
-            self.model.eval()
+        prepare_to_play(self.model, flags.sample_actions)
 
     @torch.inference_mode()
     def play(self, on_step: Callable[[], object] = lambda: None) -> Iterator[tuple[float, int]]:
@@ -87,10 +89,12 @@ class Player:
             on_step()
             if self.video is not None:
                 self.video.add()
-            for i in np.flatnonzero(row["done"] & (row["episode_step"] > 0)):
+            ended = row["done"] & (row["episode_step"] > 0)
+            for i in np.flatnonzero(ended):
                 if left[i]:
-                    left[i] -= 1
                     yield float(row["episode_return"][i]), int(row["episode_step"][i])
+            for i in np.flatnonzero(getattr(self._envs, "game_over", ended)):
+                left[i] = max(0, left[i] - 1)
 
     def __enter__(self) -> "Player":
         return self
@@ -104,6 +108,14 @@ class Player:
         self._envs.close()
         if self.video is not None:
             self.video.close()
+
+
+def prepare_to_play(model: nn.Module, sample_actions: bool) -> None:
+    """Let a model draw its actions, or take the most likely ones."""
+    if sample_actions:
+        prepare_to_act(model)
+    else:
+        model.eval()
 
 
 class Video:

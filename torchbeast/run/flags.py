@@ -37,8 +37,9 @@ class TrainingFlags(Settings, EnvOptions):
     """Train; play the newest checkpoint; or play it and write a video."""
     xpid: str | None = None
     """Name of the run; give an earlier one to resume or test it (test without it: the latest)."""
-    recipe: Literal["default", "paper"] = "default"
-    """Defaults of the other flags: those for a small machine, or the IMPALA paper's for Atari."""
+    recipe: Literal["default", "paper", "ppo"] = "default"
+    """Defaults of the other flags: for a small machine, the IMPALA paper's for Atari, or PPO's way
+    for vectors, boards and float actions."""
 
     # Where and how often things are kept.
     savedir: Path = Path("~/logs/torchbeast")
@@ -73,6 +74,9 @@ class TrainingFlags(Settings, EnvOptions):
     """auto, shallow, deep, mlp, or package.module:Class."""
     use_lstm: bool = False
     """Give the agent a memory."""
+    separate_nets: bool = False
+    """Give the baseline of an MLP a net of its own, and float actions the same deviations in every
+    state."""
     squash_actions: bool = False
     """Draw actions of a bounded Box through tanh, instead of clipping what lies outside."""
 
@@ -162,6 +166,8 @@ _POSITIVE = (
     "clip_rho_threshold",
     "clip_pg_rho_threshold",
     "clip_c_threshold",
+    "num_passes",
+    "num_minibatches",
     "log_interval_s",
     "checkpoint_interval_s",
 )
@@ -170,6 +176,7 @@ _NOT_NEGATIVE = (
     "noop_max",
     "entropy_cost",
     "baseline_cost",
+    "clip_ratio",
     "max_policy_lag",
     "weight_decay",
     "eval_every",

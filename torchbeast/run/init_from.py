@@ -24,7 +24,12 @@ TORCHBEASTS = (
 
 def init_from(source: str, savedir: Path, model: nn.Module) -> str:
     """Give `model` the weights that fit it; returns a sentence that says which."""
-    path = _find(source, savedir)
+    path = checkpoint.find_in(source, savedir)
+    if path is None:
+        raise UsageError(
+            f"--init_from {source} must be a checkpoint, a folder with one, or the name of a run "
+            f"in {savedir}."
+        )
     _, contents = checkpoint.load_or_fall_back(path)
     theirs = {_our_name(name): value for name, value in contents["model_state_dict"].items()}
     ours = model.state_dict()
@@ -49,19 +54,6 @@ def init_from(source: str, savedir: Path, model: nn.Module) -> str:
     if unused:
         sentences.append(f"Not used: {', '.join(unused)}.")
     return " ".join(sentences)
-
-
-def _find(source: str, savedir: Path) -> Path:
-    """A file, a folder, or the name of a run."""
-    for path in (Path(source).expanduser(), savedir.expanduser() / source):
-        if path.is_file():
-            return path
-        if checkpoint.find(path / checkpoint.FILE_NAME):
-            return path / checkpoint.FILE_NAME
-    raise UsageError(
-        f"--init_from {source} must be a checkpoint, a folder with one, or the name of a run in "
-        f"{savedir}."
-    )
 
 
 def _our_name(name: str) -> str:

@@ -2,7 +2,6 @@
 from inside the loss or a queue. Called by both beasts for every model."""
 
 import logging
-import traceback
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from libtorchbeast.specs import ArraySpec, describe
 from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.agent_output import as_output
 from torchbeast.errors import UsageError
+from torchbeast.own_code import say_where
 from torchbeast.report.figures import FIGURES
 from torchbeast.runtime.actor_model import prepare_to_act
 
@@ -163,16 +163,8 @@ def _call(name: str, function: Any, *args: Any, **options: Any) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        for candidate in traceback.extract_tb(error.__traceback__):
-            if "site-packages" not in candidate.filename:
-                frame = candidate
-        text = str(error).strip().splitlines()
         logger.debug("The model's `%s` failed.", name, exc_info=True)
-        raise UsageError(
-            f"The model's `{name}` fails with {type(error).__name__}: {text[0] if text else ''} "
-            f"({frame.filename}:{frame.lineno}: {frame.line})."
-        ) from error
+        raise UsageError(f"The model's `{name}` fails with {say_where(error)}.") from error
 
 
 def _random_rows(spec: Spec, T: int) -> dict[str, Any]:

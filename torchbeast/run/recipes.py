@@ -35,6 +35,40 @@ FLOAT_ACTIONS = {
     "normalize_rewards": True,
 }
 
+# PPO's way for small observations (--recipe ppo): steps are cheap, and so are updates, so each
+# batch is learnt from several times, within a clip. Importance weights are hardly clipped: see
+# docs/architecture.md.
+PPO = {
+    "total_steps": 500_000,
+    "unroll_length": 64,
+    "batch_size": 32,
+    "num_passes": 4,
+    "num_minibatches": 16,
+    "clip_ratio": 0.2,
+    "normalize_advantages": True,
+    "normalize_rewards": True,
+    "separate_nets": True,
+    "discounting": 0.999,
+    "vtrace_lambda": 0.98,
+    "clip_rho_threshold": 4.0,
+    "clip_pg_rho_threshold": 4.0,
+    "clip_c_threshold": 4.0,
+    "optimizer": "adam",
+    "learning_rate": 0.0005,
+    "entropy_cost": 0.01,
+}
+
+# The deviation of the draws is exploration enough.
+PPO_FLOAT_ACTIONS = {
+    **PPO,
+    "total_steps": 1_000_000,
+    "num_passes": 10,
+    "discounting": 0.99,
+    "vtrace_lambda": 0.95,
+    "entropy_cost": 0.0,
+    "normalize_observations": True,
+}
+
 # Scores of games differ by orders of magnitude. Elsewhere rewards are learnt from as they are.
 ATARI = {"reward_clipping": "abs_one"}
 
@@ -60,12 +94,27 @@ def find(
     """What differs from the flags' own defaults for such environments and this model."""
     if recipe == "paper":
         return PAPER
-    if recipe != "default":
-        raise UsageError(f"--recipe must be default or paper, got {recipe!r}.")
+    if recipe not in ("default", "ppo"):
+        raise UsageError(f"--recipe must be default, paper or ppo, got {recipe!r}.")
+    if options.env == REMOTE and spec is None:
+        return {}
+    spec = look_at(options) if spec is None else spec
+    changes = _for_frames(spec, model)
+    if recipe == "ppo":
+        changes = _as_ppo(changes)
     if options.env == REMOTE:
-        return {} if spec is None else _for_frames(spec, model)
-    changes = _for_frames(look_at(options) if spec is None else spec, model)
+        return changes
     return {**changes, **ATARI} if is_atari(options) else changes
+
+
+def _as_ppo(changes: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of the same kind, PPO's way; there is none for images."""
+    if not changes:
+        raise UsageError(
+            "--recipe ppo is for vectors, boards and actions that are floats; for images leave it "
+            "out, or set --num_passes, --clip_ratio and the others yourself."
+        )
+    return PPO_FLOAT_ACTIONS if changes is FLOAT_ACTIONS else PPO
 
 
 def _for_frames(spec: Spec, model: str) -> dict[str, Any]:

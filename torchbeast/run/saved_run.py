@@ -6,6 +6,7 @@ A checkpoint is data: code that it names runs only if the command line names it,
 import dataclasses
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from torchbeast.errors import UsageError
@@ -29,8 +30,11 @@ OF_THE_START = {
 OF_THE_RUN = {field.name for field in dataclasses.fields(TrainingFlags)} - OF_THE_START
 
 
-def with_saved_flags(flags: FlagsT, args: list[str]) -> FlagsT:
-    """The flags of the run that --xpid names, where the command line `args` does not say other."""
+def with_saved_flags(flags: FlagsT, args: list[str] | None) -> FlagsT:
+    """The flags of the run that --xpid names, where the command line `args` does not say other.
+
+    There is no command line if a Python program says it all.
+    """
     path = flags.rundir / flags.checkpoint
     is_new_run = flags.mode == "train" and (flags.xpid is None or flags.disable_checkpoint)
     if is_new_run or not checkpoint.find(path):
@@ -46,23 +50,33 @@ def with_saved_flags(flags: FlagsT, args: list[str]) -> FlagsT:
     return with_values(flags, "saved run", saved)
 
 
-def _check_that_code_is_named(flags: FlagsT, saved: dict[str, Any], args: list[str]) -> None:
+def _check_that_code_is_named(flags: FlagsT, saved: dict[str, Any], args: list[str] | None) -> None:
     missing = {
         name: value
         for name, value in saved.items()
         if names_code(name, value) and flags.sources.get(name) != "command line"
     }
-    if missing:
-        flags_of = {"imports": "import"}  # a keyword of Python
-        words = [
-            word
-            for name, value in missing.items()
-            for word in (f"--{flags_of.get(name, name)}", value)
-        ]
-        raise UsageError(
-            f"{flags.rundir} was trained with code of yours, and a checkpoint cannot run code; "
-            f"name it, too: {command([*args, *words])}"
-        )
+    if not missing:
+        return
+    if args is None:
+        raise code_is_missing(flags.rundir, missing)
+    flags_of = {"imports": "import"}  # a keyword of Python
+    words = [
+        word for name, value in missing.items() for word in (f"--{flags_of.get(name, name)}", value)
+    ]
+    raise UsageError(
+        f"{flags.rundir} was trained with code of yours, and a checkpoint cannot run code; "
+        f"name it, too: {command([*args, *words])}"
+    )
+
+
+def code_is_missing(run: Path, missing: dict[str, Any]) -> UsageError:
+    """For a Python program that must bring the code that a run was trained with."""
+    words = [f"{name}=... (it was {value})" for name, value in missing.items()]
+    return UsageError(
+        f"{run} was trained with code of yours, and a checkpoint cannot run code; pass it, too: "
+        f"{', '.join(words)}."
+    )
 
 
 def names_code(name: str, value: Any) -> bool:

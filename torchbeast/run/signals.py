@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM as a request to stop, which the main loop serves at its next turn."""
 
 import signal
+import threading
 import time
 from types import FrameType, TracebackType
 
@@ -18,6 +19,8 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals are the main thread's alone
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._note)
         return self

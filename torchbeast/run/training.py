@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from libtorchbeast.episode_info import MAX_NAMES
+from libtorchbeast.rows import Spec
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.learner import Learner
 from torchbeast.core.stats import EPISODE_WINDOW
@@ -33,12 +34,18 @@ class Run:
     """A run in progress, as its main loop sees it."""
 
     def __init__(
-        self, flags: TrainingFlags, learner: Learner, stop: StopRequest, reporter: Reporter
+        self,
+        flags: TrainingFlags,
+        learner: Learner,
+        stop: StopRequest,
+        reporter: Reporter,
+        spec: Spec | None = None,
     ) -> None:
         self._flags = flags
         self._learner = learner
         self._stop = stop
         self._reporter = reporter
+        self._spec = spec
         self._save_at = time.monotonic() + flags.checkpoint_interval_s
         self._write_errors = IgnoreWriteErrors("the checkpoint")
         self._looks_for_info = bool(flags.info_names)
@@ -56,7 +63,7 @@ class Run:
         self._look_for_info()
         if time.monotonic() >= self._save_at and not self._flags.disable_checkpoint:
             with self._write_errors:
-                save(self._flags, self._learner)
+                save(self._flags, self._learner, self._spec)
             pause_s = self._flags.checkpoint_interval_s
             failed = self._write_errors.is_failing
             self._save_at = time.monotonic() + (min(pause_s, RETRY_S) if failed else pause_s)
@@ -75,13 +82,13 @@ class Run:
             )  # fmt: skip
 
 
-def save(flags: TrainingFlags, learner: Learner) -> None:
+def save(flags: TrainingFlags, learner: Learner, spec: Spec | None) -> None:
     """Write a checkpoint between two updates; an update that never ends must not spoil it."""
     if not learner.lock.acquire(timeout=UPDATE_S):
         logger.error("The update in progress did not end; the checkpoint stays as it was.")
         return
     try:
-        checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner, flags)
+        checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner, flags, spec)
     finally:
         learner.lock.release()
 
@@ -143,10 +150,15 @@ def only_run_in(folder: Path, timeout_s: float = ENDING_S) -> Iterator[None]:
 
 
 def run_training(
-    flags: TrainingFlags, learner: Learner, loop: Callable[[Run], None], stop: StopRequest
+    flags: TrainingFlags,
+    learner: Learner,
+    loop: Callable[[Run], None],
+    stop: StopRequest,
+    spec: Spec | None = None,
 ) -> int:
     """Call `loop` between resuming and the last checkpoint. Returns the exit code.
 
+    `spec` is what the environments are like, for the checkpoint.
     `stop` is entered by the caller, so that signals are noted also while it sets up and clears.
     """
     assert flags.xpid is not None
@@ -172,9 +184,9 @@ def run_training(
         reporter = Reporter(writer, learner.stats, flags.total_steps, flags.log_interval_s)
         with reporter, Evaluation(flags, learner):
             try:
-                loop(Run(flags, learner, stop, reporter))
+                loop(Run(flags, learner, stop, reporter, spec))
             finally:
-                saved_last = flags.disable_checkpoint or _save_last(flags, learner)
+                saved_last = flags.disable_checkpoint or _save_last(flags, learner, spec)
         if stop.signal is not None:
             print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
         return stop.exit_code if saved_last else 1
@@ -189,10 +201,10 @@ def _take_weights(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] 
     return init_from(flags.init_from, flags.savedir, learner.model)
 
 
-def _save_last(flags: TrainingFlags, learner: Learner) -> bool:
+def _save_last(flags: TrainingFlags, learner: Learner, spec: Spec | None) -> bool:
     """Whether the last checkpoint could be written."""
     try:
-        save(flags, learner)
+        save(flags, learner, spec)
     except OSError as error:
         logger.error(
             "The checkpoint of the last step, %d, cannot be written: %s; the one before stays.",

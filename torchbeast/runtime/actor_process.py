@@ -12,9 +12,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 from libtorchbeast.environments import describe_failure
@@ -26,6 +27,7 @@ from libtorchbeast.helper_process import (
     open_pipe,
     set_up_child,
 )
+from torchbeast import own_code
 
 logger = logging.getLogger("torchbeast")
 
@@ -83,10 +85,13 @@ class ActorProcess:
             for handle in handles:
                 theirs.callback(handle.close)
             self._process = context.Process(
-                target=_run, name=name, args=(function, their_pipe, *handles, args)
+                target=_run,
+                name=name,
+                args=(function, their_pipe, *handles, args, own_code.pack()),
             )
             try:
-                self._process.start()
+                with _without_main() if own_code.is_offering() else nullcontext():
+                    self._process.start()
             except EOFError as error:  # the fork server could not fork, and ended; another will
                 raise OSError(errno.EAGAIN, "the fork server has ended") from error
             undo.pop_all()
@@ -128,6 +133,7 @@ def _run(
     log: Connection,
     output: Connection,
     args: tuple[Any, ...],
+    code: bytes,
 ) -> None:
     """The whole life of such a process."""
     os.setpgid(0, 0)
@@ -138,12 +144,27 @@ def _run(
     LogWriter(os.dup(log.fileno()))
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
+        own_code.unpack(code)
         function(ParentPipe(pipe), *args)
     except ParentGone:
         pass
     except Exception as error:
         logger.warning("%s", describe_failure(error))
         sys.exit(1)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start a process that does not import the program's main module, as multiprocessing's would.
+
+    That one may have no `if __name__ == "__main__"`, and what it has to offer comes otherwise.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,161 @@
+"""Environments that listen: a gateway dials them, for ever, as they come and go."""
+
+import asyncio
+import traceback
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from libtorchbeast.local_socket import UnknownProtocol
+from libtorchbeast.rpc.address import Address, dial_unix, is_ours
+from libtorchbeast.rpc.gateway_config import GatewayConfig
+from libtorchbeast.rpc.gateway_streams import Carrier
+from libtorchbeast.rpc.grpc_streams import INTRODUCE, Watched, watched
+from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json
+from libtorchbeast.rpc.lane_handover import Host, hand_over, raise_said
+from libtorchbeast.rpc.learner_line import LearnerLine
+from libtorchbeast.rpc.messages import (
+    ENVIRONMENTS_METHOD,
+    decode_answer,
+    encode_greeting,
+    token_metadata,
+)
+from libtorchbeast.supervisor import BackOff
+from libtorchbeast.text import printable, printable_lines
+
+LOOK_FOR_SOCKET_S = 0.5
+MAX_PAUSE_S = 5.0  # between two calls of an address
+
+
+class Dialer:
+    def __init__(self, config: GatewayConfig, line: LearnerLine, streams: set[Watched]) -> None:
+        """Those that are open are in `streams`."""
+        self._config = config
+        self._line = line
+        self._streams = streams
+        self._security = config.make_security()
+        self._limits = config.make_limits()
+        self._carrier = Carrier(line, self._limits)
+        self._callers: dict[str, list[asyncio.Task[None]]] = {}  # of each address that is dialled
+        self._hands_over_no_lanes: set[str] = set()  # of the unix sockets that are dialled
+
+    def start(self) -> None:
+        for address in self._config.dial:
+            self._have_callers(address, 1)
+
+    def stop(self) -> None:
+        for callers in self._callers.values():
+            for task in callers:
+                task.cancel()
+
+    def _have_callers(self, address: str, number: int) -> None:
+        """As many as the environments there want, or as the learner does if that is more."""
+        number = max(number, self._config.dial.count(address))
+        callers = self._callers.setdefault(address, [])
+        while len(callers) < number:
+            callers.append(asyncio.create_task(self._dial(address)))
+        while len(callers) > number:
+            callers.pop().cancel()
+
+    async def _dial(self, address: str) -> None:
+        """Call an address for ever; whoever is there may come and go."""
+        back_off = BackOff(max_s=MAX_PAUSE_S)
+        path = Address.parse(address).path
+        while not self._line.stopped.is_set():
+            if path and not self._is_there(path, address):
+                await asyncio.sleep(LOOK_FOR_SOCKET_S)
+                continue
+            if await self._dial_once(address):
+                back_off.reset()
+            await asyncio.sleep(back_off.next_s())
+
+    def _is_there(self, path: str, address: str) -> bool:
+        """Whether somebody listens at a unix socket who may have our token."""
+        try:
+            if is_ours(path):
+                return True
+        except OSError:
+            self._line.wait_for(address, "no such socket")
+            return False
+        self._line.wait_for(address, "another user's socket")
+        self._line.report(f"The socket {path} belongs to another user; it is not called.", path)
+        return False
+
+    async def _dial_once(self, address: str) -> int:
+        """One call, from its start to its end; returns the number of steps."""
+        stream: Any = None
+        try:
+            async with watched(self._streams, address) as stream:
+                stream.expect(INTRODUCE, self._limits.build_s)
+                path = Address.parse(address).path
+                if path and address not in self._hands_over_no_lanes:
+                    await self._call_host(stream, path)
+                else:
+                    await self._call(stream)
+        except Refused as error:
+            stream.is_authenticated = True  # as far as anybody is whom we dialled
+            self._line.clients.count_refusal(stream, error)
+            self._line.wait_for(address, str(error))
+            self._line.report(f"The environments at {address} cannot be used: {error}", address)
+        except EnvironmentFailed as error:
+            self._line.wait_for(address, "an environment failed")
+            self._line.report(printable_lines(str(error)), address, "environment_failed")
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError, OSError) as error:
+            self._report_end(stream, error)
+        except UnknownProtocol:
+            self._hands_over_no_lanes.add(address)
+            return 1  # at once, over gRPC
+        except Exception:
+            self._line.report(traceback.format_exc(), address)
+        return stream.num_steps if stream is not None else 0
+
+    def _report_end(self, stream: Watched, error: Exception) -> None:
+        """What a call ended with."""
+        address = stream.peer
+        text = printable(str(error)) or "it closed the connection"
+        if isinstance(error, grpc.aio.AioRpcError):
+            text = printable(error.details() or error.code().name)
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                self._line.wait_for(address, text)
+                self._line.report(f"The environments at {address} cannot be used: {text}", address)
+                return
+        what = "went away" if stream.num_steps else "cannot be reached yet"
+        self._line.wait_for(address, text)
+        self._line.report(f"The environments at {address} {what}: {text}", address, "info")
+
+    async def _call(self, stream: Watched) -> None:
+        channel = self._security.aio_channel(stream.peer, self._limits)
+        try:
+            metadata = token_metadata(self._security.read_token())
+            call = channel.stream_stream("/" + "/".join(ENVIRONMENTS_METHOD))(metadata=metadata)
+
+            async def write(data: bytes) -> None:
+                if call.done():  # reading says how it ended, and writing does not
+                    await call.read()
+                await call.write(data)
+
+            await write(encode_greeting(self._config.greeting()))
+            data = await call.read()
+            if data is grpc.aio.EOF:
+                raise EOFError
+            hello = decode_answer(data, self._limits.max_message_bytes)
+            self._have_callers(stream.peer, hello.num_streams)
+            await self._carrier.play(stream, hello, call.read, write)
+        finally:
+            await channel.close()
+
+    async def _call_host(self, stream: Watched, path: str) -> None:
+        host = Host(dial_unix(path))
+        try:
+            host.send("greeting", **self._config.greeting(self._security.read_token()).to_json())
+            message = await host.next(self._limits.build_s)
+            if message is None:
+                raise Refused("DEADLINE_EXCEEDED", f"The other end has not {INTRODUCE} in time.")
+            if message["kind"] != "hello":
+                raise_said(message)
+            hello = hello_from_json(message, self._limits.max_message_bytes)
+            self._have_callers(stream.peer, hello.num_streams)
+            await hand_over(stream, hello, host, self._line, self._limits.step_s)
+        finally:
+            host.close()

@@ -1,0 +1,272 @@
+"""Where environments dial in: streams at a port, streams and hosts of this machine at a socket."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc._cython.cygrpc import ExecuteBatchError
+
+from libtorchbeast.local_socket import UnknownProtocol
+from libtorchbeast.log_repeats import RepeatFilter
+from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
+from libtorchbeast.rpc.certificates import CallerCheck
+from libtorchbeast.rpc.gateway_config import GatewayConfig
+from libtorchbeast.rpc.gateway_streams import Carrier
+from libtorchbeast.rpc.grpc_relay import private_address, relay
+from libtorchbeast.rpc.grpc_streams import INTRODUCE, Watched, watched
+from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json, status_text
+from libtorchbeast.rpc.lane_handover import Host, hand_over, until_readable
+from libtorchbeast.rpc.learner_line import LearnerLine
+from libtorchbeast.rpc.limits import Admission, server_options
+from libtorchbeast.rpc.messages import (
+    LEARNER_METHOD,
+    decode_hello,
+    encode_greeting,
+    retry_metadata,
+    token_in,
+)
+from libtorchbeast.text import printable_lines
+
+AGAIN_S = 0.5  # before another try to accept, or to listen
+MAX_UNAUTHENTICATED_TEXTS = 10  # a minute, of those who have not shown a token
+# Who is refused while it writes its first message does not get to know why: a moment's patience,
+# but with few at a time, as what they send comes into grpc's buffers meanwhile.
+REFUSAL_S, MAX_REFUSING = 0.02, 16
+STOP_S = 1.0
+CHECK_SERVER_S = 0.05  # between two looks whether grpc listens
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A server of grpc.aio."""
+
+    server: Any
+    address: str  # with its port
+    calls: set[Any]  # that are open
+
+
+class Listener:
+    def __init__(self, config: GatewayConfig, line: LearnerLine, streams: set[Watched]) -> None:
+        """Those that are open are in `streams`."""
+        self._config = config
+        self._line = line
+        self._streams = streams
+        self._security = config.make_security()
+        self._limits = config.make_limits()
+        self._carrier = Carrier(line, self._limits)
+        self._admission = Admission(self._limits)
+        self._check_caller = CallerCheck(self._security, is_learner_expected=False)
+        self._refusing = asyncio.Semaphore(MAX_REFUSING)
+        self._unauthenticated_texts = RepeatFilter(MAX_UNAUTHENTICATED_TEXTS)
+
+    def check_names(self) -> None:
+        """End streams whose certificate has been revoked."""
+        for stream in list(self._streams):
+            try:
+                self._check_caller.check_name(stream.certified_name)
+            except Refused as error:
+                stream.end(error)
+
+    @contextlib.asynccontextmanager
+    async def listen(self, address: str) -> AsyncIterator[str]:
+        """Listen at an address; yields it, with its port."""
+        if not Address.parse(address).path:
+            async with self._listen_for_streams(address) as bound:
+                yield bound
+            return
+        self._security.check_listening(address)
+        with private_address() as behind:
+            async with self._listen_for_streams(behind):
+                listener = listen_unix(address)
+                task = asyncio.create_task(self._accept(listener, behind))
+                try:
+                    yield address
+                finally:
+                    task.cancel()
+                    listener.close()
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(Address.parse(address).path)
+
+    @contextlib.asynccontextmanager
+    async def _listen_for_streams(self, address: str) -> AsyncIterator[str]:
+        first = await self._start_server(address)
+        task = asyncio.create_task(self._keep_listening(first))
+        try:
+            yield first.address
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await self._until_streams_end()
+
+    async def _start_server(self, address: str) -> _Server:
+        server = grpc.aio.server(options=server_options(self._limits, self._config.share_port))
+        calls: set[Any] = set()
+
+        async def serve(requests: Any, context: Any) -> None:
+            calls.add(context)
+            try:
+                await self._serve(requests, context)
+            finally:
+                calls.discard(context)
+
+        handler = grpc.stream_stream_rpc_method_handler(serve)
+        service, method = LEARNER_METHOD
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        bound = self._security.add_port(server, address)
+        await server.start()
+        return _Server(server, bound, calls)
+
+    async def _keep_listening(self, current: _Server) -> None:
+        """Until it is cancelled. A request whose path is not UTF-8 stops a server of grpc.aio.
+
+        Such a server serves the calls it has and takes no more: another one does.
+        """
+        stopped: list[_Server] = []
+        try:
+            while True:
+                await asyncio.sleep(CHECK_SERVER_S)
+                if not current.server._server.is_running():
+                    stopped = [server for server in [*stopped, current] if server.calls]
+                    text = "grpc stopped listening after a bad request; the gateway listens again."
+                    self._line.report(text, current.address)
+                    current = await self._start_again(current.address)
+        finally:
+            if current.server._server.is_running():  # else it cannot be stopped again
+                await current.server.stop(STOP_S)
+
+    async def _start_again(self, address: str) -> _Server:
+        while True:
+            try:
+                return await self._start_server(address)
+            except (OSError, ValueError, RuntimeError) as error:
+                self._line.report(f"The gateway cannot listen again yet: {error}", address)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _until_streams_end(self) -> None:
+        """Those of servers that have stopped, which nobody else waits for."""
+        deadline = time.monotonic() + STOP_S
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(CHECK_SERVER_S)
+
+    async def _accept(self, listener: socket.socket, behind: str) -> None:
+        tasks: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # who called has left, or no descriptor is left
+                await asyncio.sleep(AGAIN_S)
+                continue
+            task = asyncio.create_task(self._welcome(connection, behind))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _welcome(self, connection: socket.socket, behind: str) -> None:
+        """Somebody at a unix socket: a host of ours, or who speaks gRPC."""
+        try:
+            await until_readable(connection, self._limits.handshake_s)
+            if speaks_http2(connection):
+                await relay(connection, behind)
+                return
+        except (OSError, TimeoutError):
+            connection.close()
+            return
+        host = Host(connection)
+        try:
+            await self._serve_host(host)
+        finally:
+            host.close()
+
+    async def _serve_host(self, host: Host) -> None:
+        """One host of this machine that dialled in."""
+
+        async def serve(stream: Watched) -> None:
+            self._admission.count(stream)
+            with self._admission.introduction(stream):
+                message = await host.next(self._limits.handshake_s)
+                if message is None or message["kind"] != "hello":
+                    return
+                hello = hello_from_json(message, self._limits.max_message_bytes, self._check_token)
+            stream.is_authenticated = True
+            with self._admission.play():
+                host.send("greeting", **self._config.greeting().to_json())
+                await hand_over(stream, hello, host, self._line, self._limits.step_s)
+
+        refusal = await self._guard("unix:", serve)
+        if refusal is not None:
+            with contextlib.suppress(EOFError):
+                retry = {} if refusal.retry_s is None else {"retry_s": refusal.retry_s}
+                host.send("refused", code=refusal.code, text=str(refusal), **retry)
+
+    async def _serve(self, requests: Any, context: Any) -> None:
+        """One stream of environments that dialled in."""
+
+        async def serve(stream: Watched) -> None:
+            self._admission.count(stream)
+            # Before anything is read: what nobody asks for stays in the sender's memory.
+            token = token_in(context.invocation_metadata())
+            try:
+                stream.certified_name = self._check_caller(token, context.auth_context())
+            except Refused:
+                if not self._refusing.locked():
+                    async with self._refusing:
+                        await asyncio.sleep(REFUSAL_S)
+                raise
+            with self._admission.introduction(stream, has_token=self._check_caller.knows_token):
+                data = await context.read()
+                if data is grpc.aio.EOF:
+                    return
+                hello = decode_hello(data, self._limits.max_message_bytes)
+            stream.is_authenticated = True
+            with self._admission.play():
+                accept = encode_greeting(self._config.greeting())
+                await self._carrier.play(stream, hello, context.read, context.write, accept)
+
+        refusal = await self._guard(context.peer(), serve)
+        if refusal is not None:
+            text, metadata = status_text(str(refusal)), retry_metadata(refusal)
+            await context.abort(grpc.StatusCode[refusal.code], text, metadata)
+
+    async def _guard(
+        self, peer: str, serve: Callable[[Watched], Awaitable[None]]
+    ) -> Refused | None:
+        """Serve who dialled in; what it is refused for, if it is."""
+        stream: Watched | None = None
+        try:
+            async with watched(self._streams, peer) as stream:
+                stream.expect(INTRODUCE, self._limits.handshake_s)
+                if self._line.stopped.is_set():
+                    raise self._line.ending()
+                await serve(stream)
+        except Refused as error:
+            if stream is not None:
+                self._line.clients.count_refusal(stream, error)
+            self._report_refusal(error, peer, stream is not None and stream.is_authenticated)
+            # Not the one that was raised: its traceback holds on to the message.
+            return Refused(error.code, str(error), error.retry_s)
+        except EnvironmentFailed as error:
+            self._line.report(printable_lines(str(error)), peer, "environment_failed")
+        except (EOFError, UnknownProtocol, ExecuteBatchError):
+            pass  # the other end is gone
+        except Exception:
+            self._line.report(traceback.format_exc(), peer)
+            return Refused("INTERNAL", "Something is wrong in the gateway; see its log.")
+        return None
+
+    def _report_refusal(self, error: Refused, peer: str, is_authenticated: bool) -> None:
+        texts = None if is_authenticated else self._unauthenticated_texts
+        if error.code != "UNAVAILABLE":
+            self._line.report(f"Environments were refused: {error}", peer, texts=texts)
+
+    def _check_token(self, token: str) -> None:
+        self._check_caller(token, {})

@@ -1,0 +1,180 @@
+"""The learner's lanes for gateways: who gets one, and who has it.
+
+Lanes belong to the learner's side; a gateway gets their descriptors when it asks, and uses them
+again for later streams. They outlive a gateway that dies: the one that takes its place gets them,
+but for those that were handed over to hosts.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from libtorchbeast.memory import memory_bytes
+from libtorchbeast.rows import Spec
+from libtorchbeast.rpc.gateway_config import GatewaysConfig
+from libtorchbeast.rpc.handshake import Refused, check_fit
+from libtorchbeast.shared_lanes import CLOSED, FREE, Lane, close_free_lane
+from libtorchbeast.specs import INT64, canonical
+
+logger = logging.getLogger("torchbeast")
+
+MEMORY_SHARE = 0.5  # of this machine's, for rollouts of environments elsewhere
+
+
+@dataclass(eq=False)
+class GatewayLanes:
+    """Of one gateway; they stay while its processes come and go."""
+
+    bell_fd: int  # that actors ring
+    lanes: list[Lane] = field(default_factory=list)
+    lent: set[Lane] = field(default_factory=set)  # of `lanes`, to the process that runs now
+    handed_over: set[Lane] = field(default_factory=set)  # of `lanes`, to hosts: used once
+    granted: dict[int, Lane] = field(default_factory=dict)  # to the requests with these numbers
+    requests: list[dict[str, Any]] = field(default_factory=list)  # not yet granted
+
+    def forget_process(self) -> None:
+        """It is gone: nobody but hosts writes to its lanes any more."""
+        self.lent.clear()
+        self.granted.clear()
+        self.requests.clear()
+        for lane in self.lanes:
+            lane.turn.abandon()
+
+    def forget_closed(self) -> None:
+        for lane in self.handed_over - self.lent:  # their gateway died: the hosts must leave, too
+            lane.turn.abandon()
+            if lane.turn.state == FREE:
+                lane.turn.close()
+        for lane in [lane for lane in self.lanes if lane.turn.state == CLOSED]:
+            lane.release()
+            self.lanes.remove(lane)
+            self.lent.discard(lane)
+            self.handed_over.discard(lane)
+            self.granted = {id: other for id, other in self.granted.items() if other is not lane}
+
+    def close_lost(self, id: int) -> None:
+        """The lane for this request did not arrive."""
+        lane = self.granted.pop(id, None)
+        if lane is not None:
+            lane.turn.close()
+
+
+class LaneGrants:
+    """Says which lane a gateway gets for environments, or why there is none."""
+
+    def __init__(
+        self,
+        config: GatewaysConfig,
+        spec: Spec | None,
+        check_first: Callable[[Spec], None] | None,
+        gateways: list[GatewayLanes],
+    ) -> None:
+        """Without a `spec` the first environments decide; `check_first` may refuse them."""
+        self.spec = spec
+        self.add_lane: Callable[[Lane], None] | None = None  # None: not yet
+        self._config = config
+        self._check_first = check_first
+        self._gateways = gateways
+
+    def hear(self, gateway: GatewayLanes, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """A request for a lane. The first environments say what all are to be like."""
+        try:
+            self._learn_spec(request)
+            gateway.requests.append(request)
+            return []
+        except Exception as error:  # nothing that comes from outside ends a run
+            return [_refusal(request, error)]
+
+    def answers(self, gateway: GatewayLanes) -> Iterator[dict[str, Any]]:
+        """To the requests of a gateway, once environments may play."""
+        if self.add_lane is None:
+            return
+        gateway.forget_closed()
+        while gateway.requests:
+            request = gateway.requests.pop(0)
+            try:
+                yield self._answer(gateway, request)
+            except Exception as error:  # no descriptor or thread is left, perhaps
+                yield _refusal(request, error)
+
+    def _learn_spec(self, request: dict[str, Any]) -> None:
+        spec = Spec.from_json(request["spec"])
+        if self.spec is None:
+            if self._check_first is not None:
+                self._check_first(spec)
+            self.spec = spec
+        if self.spec.action == INT64 and canonical(spec.action) == INT64:  # nobody said how many
+            self.spec = dataclasses.replace(self.spec, action=spec.action)
+
+    def _answer(self, gateway: GatewayLanes, request: dict[str, Any]) -> dict[str, Any]:
+        """A lane for a gateway that asks for one, or `Refused`."""
+        assert self.spec is not None  # `_learn_spec` was first
+        check_fit(self.spec, Spec.from_json(request["spec"]))
+        lane = self._find_lane(gateway, self.spec, request)
+        gateway.lent.add(lane)
+        gateway.granted[request["id"]] = lane
+        lent = {"fd": lane.fd, "spec": self.spec.to_json(), "num_envs": lane.num_envs}
+        return {"kind": "lane", "id": request["id"], **lent}
+
+    def _find_lane(self, gateway: GatewayLanes, spec: Spec, request: dict[str, Any]) -> Lane:
+        """A lane of this client that no stream has; a new one if need be."""
+        num_envs, hand_over = request["num_envs"], request["hand_over"]
+        wanted = (num_envs, request["client"])
+        unused = [lane for lane in gateway.lanes if lane not in gateway.lent | gateway.handed_over]
+        for lane in unused:
+            if (lane.num_envs, lane.client) == wanted and not hand_over:
+                return lane
+        self._check_places(gateway, unused)
+        self._check_memory(spec, num_envs)
+        lane = Lane.create(spec, num_envs)
+        lane.client = request["client"]
+        if not hand_over:
+            lane.bell_fd = gateway.bell_fd
+        assert self.add_lane is not None
+        try:
+            self.add_lane(lane)
+        except BaseException:
+            lane.close()
+            raise
+        gateway.lanes.append(lane)
+        if hand_over:
+            gateway.handed_over.add(lane)
+        return lane
+
+    def _check_places(self, gateway: GatewayLanes, unused: list[Lane]) -> None:
+        if len(gateway.lanes) >= self._config.limits.max_streams:
+            close_free_lane(unused)
+            gateway.forget_closed()
+        if len(gateway.lanes) >= self._config.limits.max_streams:
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"The learner has {len(gateway.lanes)} lanes and makes no more.",
+            )
+        most = self._config.max_groups
+        if most is not None and sum(len(g.lent) for g in self._gateways) >= most:
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"The learner plays with {most} groups (--num_actors) and has them all.",
+            )
+
+    def _check_memory(self, spec: Spec, num_envs: int) -> None:
+        """Rollouts of all environments, one in the making and one on its way each, must fit."""
+        others = sum(lane.num_envs for gateway in self._gateways for lane in gateway.lanes)
+        num_bytes = 2 * (others + num_envs) * self._config.rows_per_rollout * spec.row_bytes
+        if num_bytes > MEMORY_SHARE * memory_bytes():
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"Rollouts of {num_envs} more environments would take the learner's memory: "
+                f"{num_bytes >> 20} MiB in all of {memory_bytes() >> 20}.",
+            )
+
+
+def _refusal(request: dict[str, Any], error: Exception) -> dict[str, Any]:
+    """Of environments that cannot be taken, for whatever reason."""
+    if not isinstance(error, Refused):
+        logger.error("Environments are turned away, there is no lane for them: %s", error)
+        text = "The learner cannot take more environments now; wait."
+        error = Refused("RESOURCE_EXHAUSTED", text)
+    return {"kind": "refuse", "id": request["id"], "code": error.code, "text": str(error)}

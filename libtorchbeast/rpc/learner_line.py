@@ -1,0 +1,112 @@
+"""The learner as a gateway sees it: it gives lanes, says when to stop, and gets reports."""
+
+import asyncio
+import contextlib
+import random
+import socket
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from libtorchbeast.local_socket import JsonSocket
+from libtorchbeast.log_repeats import RepeatFilter
+from libtorchbeast.rpc.clients import Clients
+from libtorchbeast.rpc.grpc_streams import Watched
+from libtorchbeast.rpc.handshake import MAX_TEXT, Hello, Refused, learner_is_ending
+from libtorchbeast.rpc.lane_pool import LanePool
+from libtorchbeast.rpc.limits import Limits
+
+MAX_REASON = 200  # characters, of why nobody is there
+
+
+class LearnerLine:
+    """A socket to the learner's process, and the lanes that came over it."""
+
+    def __init__(self, control_fd: int, bell_fd: int, limits: Limits) -> None:
+        self._limits = limits
+        self.clients = Clients(limits)
+        self._learner = JsonSocket(socket.socket(fileno=control_fd))
+        self.lanes = LanePool(bell_fd, lambda **request: self.send("lane", **request))
+        self.stopped = asyncio.Event()
+        self._is_finished = False
+        self._texts = RepeatFilter()
+        self._num_playing = 0
+        self._waiting: dict[str, str] = {}  # addresses without a stream, and why
+
+    def start(self) -> None:
+        self.lanes.start()
+        asyncio.get_running_loop().add_reader(self._learner.fileno(), self._read_messages)
+
+    def send(self, kind: str, **values: Any) -> None:
+        if "text" in values:  # somebody else's words
+            values["text"] = values["text"][-MAX_TEXT:]
+        try:
+            self._learner.send(kind, **values)
+        except OSError:
+            self.stopped.set()
+
+    def report(
+        self, text: str, peer: str, kind: str = "warning", texts: RepeatFilter | None = None
+    ) -> None:
+        """To the learner's log; `texts` says how often what is shown there."""
+        shown = (texts or self._texts).take(text)
+        if shown is not None:
+            self.send(kind, text=shown, peer=peer)
+
+    def report_lost_error(self, loop: Any, context: dict[str, Any]) -> None:
+        """Of a task that nobody waits for."""
+        error = context.get("exception")
+        lines = traceback.format_exception(error) if error is not None else []
+        self.report("".join([*lines, context["message"]]), "gateway")
+
+    def ending(self) -> Refused:
+        """What streams end with whose lane was closed; the learner may have said why before."""
+        self._read_messages()
+        # So that all who lost their streams do not come back at the same moment.
+        spread_s = self._num_playing / self._limits.connections_per_s
+        return learner_is_ending(self._is_finished, random.uniform(0.0, spread_s))
+
+    @contextlib.contextmanager
+    def playing(self, hello: Hello, stream: Watched) -> Iterator[None]:
+        """While environments play."""
+        self._waiting.pop(stream.peer, None)
+        self._num_playing += 1
+        self._send_counts()
+        self.report(f"{hello.name} joined, {hello.num_envs} in a stream.", stream.peer, "info")
+        try:
+            yield
+        finally:
+            self._num_playing -= 1
+            self._send_counts()
+
+    def send_news(self) -> None:
+        """Of clients; called a few times a second."""
+        for figures in self.clients.take_news():
+            self.send("client", **figures)
+
+    def wait_for(self, address: str, why: str) -> None:
+        """Nobody plays at an address that is dialled."""
+        why = why[:MAX_REASON]
+        if self._waiting.get(address) != why:
+            self._waiting[address] = why
+            self._send_counts()
+
+    def _send_counts(self) -> None:
+        self.send("streams", number=self._num_playing, waiting=self._waiting)
+
+    def _read_messages(self) -> None:
+        try:
+            while (message := self._learner.next()) is not None:
+                kind = message["kind"]
+                if kind == "lane":
+                    names = ("id", "fd", "spec", "num_envs")
+                    if not self.lanes.grant(**{name: message[name] for name in names}):
+                        self.send("lost", id=message["id"])
+                elif kind == "refuse":
+                    self.lanes.refuse(message["id"], message["code"], message["text"])
+                else:
+                    assert kind == "stop"
+                    self._is_finished = self._is_finished or message["finished"]
+                    self.stopped.set()
+        except EOFError:
+            self.stopped.set()

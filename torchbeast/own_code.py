@@ -1,0 +1,115 @@
+"""Environments and models of the user's own: found by name, or handed over by their program.
+
+A name is `package.module:attribute`. What a program hands over as an object (`torchbeast.train(env=
+MyEnv)`) may have no name that another process can import: a class in a notebook, a lambda. Such
+objects are on offer here while they are in use, and go to the processes that this one starts as
+cloudpickle's bytes, over memory that only parent and child have. No such bytes are ever read
+from a file, a checkpoint or the network. Never imports torch.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import pickle
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torchbeast.errors import UsageError
+
+_on_offer: dict[str, Any] = {}
+_is_offering = False
+
+
+@contextlib.contextmanager
+def offer(objects: Mapping[str, Any]) -> Iterator[None]:
+    """While entered, these are found under their names, here and in processes started meanwhile."""
+    global _is_offering
+    before = dict(_on_offer), _is_offering
+    _on_offer.update(objects)
+    _is_offering = True
+    try:
+        yield
+    finally:
+        _on_offer.clear()
+        _on_offer.update(before[0])
+        _is_offering = before[1]
+
+
+def is_offering() -> bool:
+    """Whether processes get all that they need of the user's program from here."""
+    return _is_offering
+
+
+def get(name: str) -> Any:
+    """What is on offer under this name; None if there is nothing."""
+    return _on_offer.get(name)
+
+
+def find(name: str, flag: str) -> Any:
+    """What `package.module:attribute` names; UsageError with the `flag` that says so."""
+    if name in _on_offer:
+        return _on_offer[name]
+    module_name, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{flag} takes package.module:name, and {name} cannot be imported ({error})."
+        ) from error
+    except Exception as error:
+        raise UsageError(f"{flag} {name}: its module fails with {say_where(error)}.") from error
+
+
+def name_of(thing: Any) -> tuple[str, bool]:
+    """`module:name` of a class or function, and whether other processes can import it by that."""
+    named = thing
+    while isinstance(named, functools.partial):
+        named = named.func
+    named = named if hasattr(named, "__qualname__") else type(named)
+    module, name = named.__module__, named.__qualname__
+    found = getattr(sys.modules.get(module), name, None)
+    can_import = found is thing and module != "__main__" and _has_source(module)
+    return f"{module}:{name}", can_import
+
+
+def pack(names: Sequence[str] | None = None) -> bytes:
+    """What is on offer (under these names) for a process of ours; empty if that is nothing."""
+    objects = {k: v for k, v in _on_offer.items() if names is None or k in names}
+    if not objects:
+        return b""
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps(objects)
+    except Exception as error:  # whatever the user's objects raise
+        raise UsageError(
+            f"{' and '.join(objects)} cannot be handed to other processes ({type(error).__name__}: "
+            f"{error}); make inside of it what it needs, or name it as package.module:name."
+        ) from error
+
+
+def unpack(data: bytes) -> None:
+    """In a process that was started with `pack()`: the same is on offer here."""
+    global _is_offering
+    if data:
+        _on_offer.update(pickle.loads(data))
+        _is_offering = True
+
+
+def say_where(error: BaseException) -> str:
+    """An exception of the user's code with its place: the last outside of installed packages."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    frame = (own or frames)[-1]
+    text = str(error).strip().splitlines()
+    where = f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return f"{type(error).__name__}: {text[0] if text else ''} ({where})"
+
+
+def _has_source(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a module that was made while the program runs
+        return False

@@ -1,0 +1,55 @@
+"""Who is connected to a run: `python -m torchbeast.status [RUN]`.
+
+RUN is a run's folder, or its --xpid under ~/logs/torchbeast; the latest one if it is left out.
+"""
+
+import argparse
+import csv
+import sys
+import time
+from pathlib import Path
+
+from torchbeast.run.connections import COLUMNS, FILE
+
+SAVEDIR = "~/logs/torchbeast"
+OLD_S = 30.0  # a file that is older belongs to a run that has ended
+
+
+def main(args: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("torchbeast.status", description=__doc__)
+    parser.add_argument("run", nargs="?", default="latest", help="the run's folder, or its --xpid")
+    parser.add_argument("--savedir", default=SAVEDIR, help="where runs are")
+    options = parser.parse_args(args)
+    folder = find_run(options.run, Path(options.savedir).expanduser())
+    if folder is None:
+        where = f"{options.run} is no folder, and {options.savedir} has no run of this name"
+        print(f"error: {where}; give a run's folder, or its --xpid.", file=sys.stderr)
+        return 2
+    try:
+        text = describe(folder)
+    except FileNotFoundError:
+        text = f"Nobody has connected to {folder}: it has no {FILE}."
+    print(text)
+    return 0
+
+
+def find_run(name: str, savedir: Path) -> Path | None:
+    return next((path for path in (Path(name), savedir / name) if path.is_dir()), None)
+
+
+def describe(folder: Path) -> str:
+    """A table for people; FileNotFoundError if nobody has ever connected."""
+    path = folder / FILE
+    age_s = time.time() - path.stat().st_mtime
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = [list(COLUMNS), *([row.get(name) or "-" for name in COLUMNS] for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+             for line in table]  # fmt: skip
+    when = f"{age_s:.0f} s ago" + (", when the run ended" if age_s > OLD_S else "")
+    return "\n".join([f"{folder.resolve()}, {when}", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
