@@ -33,6 +33,21 @@ class Timer {
   const Clock::time_point start_;
 };
 
+// The learner's queue may count on rollouts while it lives.
+class Membership {
+ public:
+  Membership(BatchingQueue& queue, std::int64_t num_envs) : queue_(queue), num_envs_(num_envs) {
+    queue_.join(num_envs_);
+  }
+  ~Membership() { queue_.leave(num_envs_); }
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+ private:
+  BatchingQueue& queue_;
+  const std::int64_t num_envs_;
+};
+
 // One row of agent state, seen as num_envs equal ones.
 ArrayNest repeat(const ArrayNest& state, std::int64_t num_envs) {
   ArrayNest result = state;
@@ -89,7 +104,9 @@ class ActorPool::Actor {
   // From the first row to the last. A row is kept while the agent looks at it; only the last of a
   // rollout is kept before: the learner may be busy, and the agent's next weights should be new.
   void play() {
+    const Membership member(pool_.learner_queue_, num_envs_);
     state_ = state_at_start_ = repeat(pool_.initial_agent_state_, num_envs_);
+    started_ = Clock::now();
     rollout_.emplace(lane_.row, pool_.unroll_length_, pool_.pool_);
     ArrayNest output = ask_agent([this] { rollout_->add_row(lane_.row); });
     while (lane_.pass(Turn::kAgent, Turn::kEnvironment) && wait_for_rows()) {
@@ -116,6 +133,7 @@ class ActorPool::Actor {
     rollout_.emplace(full, pool_.pool_);
     send(full);
     state_at_start_ = state_;
+    started_ = Clock::now();
   }
 
   // Whether there are rows to read; else the environments are gone or all is over.
@@ -154,8 +172,9 @@ class ActorPool::Actor {
 
   void send(const Rollout& rollout) {
     const Timer timer(pool_.counts_.ns_for_learner);
+    // Others that need no longer for their rollouts are waited for.
     pool_.learner_queue_.give(tuple_of_nests({rollout.contents(), state_at_start_}), poll_,
-                              lane_.client);
+                              lane_.client, Clock::now() - started_);
     pool_.counts_.rollouts += num_envs_;
   }
 
@@ -174,7 +193,8 @@ class ActorPool::Actor {
   const Lane& lane_;
   const std::int64_t num_envs_;
   ArrayNest state_;
-  ArrayNest state_at_start_;  // Of the rollout, before the agent saw its first row.
+  ArrayNest state_at_start_;   // Of the rollout, before the agent saw its first row.
+  Clock::time_point started_;  // The rollout.
   std::optional<Rollout> rollout_;
   const Poll poll_ = [this] {
     if (pool_.is_over()) throw ClosedBatchingQueue("The pool was closed");

@@ -25,8 +25,13 @@ class BatchingQueue {
   void enqueue(ArrayNest nest, const Poll& poll = {});
 
   // As enqueue(), for memory that nobody else will touch again: if the item happens to be a whole
-  // batch, it is handed out as it is, without a copy.
-  void give(ArrayNest nest, const Poll& poll = {}, std::int64_t client = 0);
+  // batch, it is handed out as it is, without a copy. Patience: see row_queue.h.
+  void give(ArrayNest nest, const Poll& poll = {}, std::int64_t client = 0,
+            Clock::duration patience = {});
+
+  // Between these calls somebody gives items of so many rows, one after the other.
+  void join(std::int64_t num_rows) { queue_.join(num_rows); }
+  void leave(std::int64_t num_rows) { queue_.leave(num_rows); }
 
   // The next batch; nothing once the queue is closed.
   std::optional<ArrayNest> dequeue(const Poll& poll = {});
@@ -43,7 +48,8 @@ class BatchingQueue {
     bool given;
   };
 
-  void push(ArrayNest nest, std::int64_t client, bool given, const Poll& poll);
+  void push(ArrayNest nest, std::int64_t client, bool given, const Poll& poll,
+            Clock::duration patience);
 
   RowQueue<Item> queue_;
   BufferPool pool_;

@@ -139,6 +139,116 @@ TEST_CASE("a producer that is held back and interrupted takes its item with it")
   CHECK(values(*queue.dequeue()) == Values{5});
 }
 
+// A queue without room, and what its producers and its consumer do.
+class WithoutRoom {
+ public:
+  explicit WithoutRoom(std::int64_t batch_size) : queue(sizes(batch_size, batch_size, 0)) {}
+
+  ~WithoutRoom() {
+    queue.close();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Gives rows in a thread of its own; counts itself in `num_back` when it may go on.
+  void give(const Values& rows, Clock::duration patience = std::chrono::hours(1)) {
+    threads_.emplace_back([=] {
+      try {
+        queue.give(make_leaf(rows), [this] { ++num_polls; }, 0, patience);
+        ++num_back;
+      } catch (const ClosedBatchingQueue&) {
+      }
+    });
+  }
+
+  // Until everybody who is held back has waited a while longer.
+  void wait_a_while() {
+    const int before = num_polls;
+    while (num_polls < before + 4) std::this_thread::yield();
+  }
+
+  BatchingQueue queue;
+  std::atomic<int> num_back{0}, num_polls{0};
+
+ private:
+  std::vector<std::thread> threads_;
+};
+
+TEST_CASE("with a queue of size 0 producers wait until the consumer is back for more") {
+  WithoutRoom it(2);
+  it.queue.join(2);
+  it.give({1});
+  it.give({2});
+  CHECK(it.queue.dequeue());
+  it.wait_a_while();
+  CHECK(it.num_back == 0);  // The consumer is busy with what they gave.
+  std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
+  while (it.num_back < 2) std::this_thread::yield();
+  it.give({3});
+  it.give({4});
+  consumer.join();
+  it.wait_a_while();
+  CHECK(it.num_back == 2);
+}
+
+TEST_CASE("with a queue of size 0 too few producers fill a batch in turns") {
+  BatchingQueue queue(sizes(3, 3, 0));
+  queue.join(1);
+  std::thread producer([&queue] {
+    const auto give = [&queue](int i) { queue.give(make_leaf({i}), {}, 0, std::chrono::hours(1)); };
+    give(1);
+    give(2);
+    CHECK_THROWS_AS(give(3), ClosedBatchingQueue);  // The consumer does not come back.
+  });
+  CHECK(values(*queue.dequeue()) == Values{1, 2, 3});
+  queue.close();
+  producer.join();
+}
+
+TEST_CASE("with a queue of size 0 who leaves is not waited for") {
+  WithoutRoom it(2);
+  it.queue.join(2);
+  std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
+  it.give({1});
+  it.wait_a_while();
+  CHECK(it.num_back == 0);
+  it.queue.leave(1);
+  while (it.num_back < 1) std::this_thread::yield();
+  it.give({2});
+  consumer.join();
+}
+
+TEST_CASE("with a queue of size 0 slow producers are waited for with patience") {
+  WithoutRoom it(2);
+  it.queue.join(2);
+  std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
+  it.give({1}, std::chrono::milliseconds(50));
+  while (it.num_back < 1) std::this_thread::yield();
+  it.give({2});
+  consumer.join();
+}
+
+TEST_CASE("with a queue of size 0 a producer may be interrupted at any time") {
+  BatchingQueue queue(sizes(1, 1, 0));
+  queue.join(1);
+  struct Interrupt {};
+  CHECK_THROWS_AS(queue.give(make_leaf({1}), [] { throw Interrupt(); }), Interrupt);
+  std::atomic<bool> taken{false};
+  std::thread producer([&] {
+    const auto poll = [&taken] {
+      if (taken) throw Interrupt();
+    };
+    CHECK_THROWS_AS(queue.give(make_leaf({2}), poll), Interrupt);
+  });
+  CHECK(values(*queue.dequeue()) == Values{2});
+  taken = true;
+  producer.join();
+  std::thread consumer([&queue] { CHECK(values(*queue.dequeue()) == Values{3}); });
+  std::thread last([&queue] { CHECK_THROWS_AS(queue.give(make_leaf({3})), ClosedBatchingQueue); });
+  consumer.join();
+  queue.close();
+  last.join();
+}
+
 TEST_CASE("close() wakes producers and consumers") {
   BatchingQueue full(sizes(1, 1, 1)), empty(sizes(1, 1));
   full.enqueue(make_leaf({1}));

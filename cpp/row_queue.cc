@@ -15,9 +15,9 @@ void QueueOptions::check() const {
   require(
       !timeout_ms || *timeout_ms >= 0,
       "timeout_ms must be >= 0, or None to wait for whole batches" + got(timeout_ms.value_or(0)));
-  require(!maximum_queue_size || *maximum_queue_size >= maximum_batch_size,
-          "Max queue size must be >= max batch size" + got(maximum_queue_size.value_or(0)) + " < " +
-              std::to_string(maximum_batch_size));
+  require(maximum_queue_size.value_or(0) == 0 || *maximum_queue_size >= maximum_batch_size,
+          "Max queue size must be >= max batch size, or 0" + got(maximum_queue_size.value_or(0)) +
+              " < " + std::to_string(maximum_batch_size));
 }
 
 std::int64_t count_rows(const ArrayNest& nest, std::int64_t batch_dim) {

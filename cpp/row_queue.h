@@ -9,9 +9,15 @@
 //
 // A full queue holds producers back, and not their items: else one large item would keep all other
 // clients out.
+//
+// With a maximum_queue_size of 0 nobody runs ahead of the consumers: a producer goes on when the
+// consumer that took its item is back for the next. A consumer that waits lets producers go on
+// sooner if there are too few others at work to fill its batch (see join()), or if they take longer
+// than the producer's patience.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -38,7 +44,7 @@ struct QueueOptions {
   std::int64_t minimum_batch_size = 1;
   std::int64_t maximum_batch_size = 1024;
   std::optional<std::int64_t> timeout_ms;          // None: waits for the minimum, however long.
-  std::optional<std::int64_t> maximum_queue_size;  // None: no bound.
+  std::optional<std::int64_t> maximum_queue_size;  // None: no bound; 0: see above.
 
   void check() const;  // Throws std::invalid_argument.
 };
@@ -67,52 +73,81 @@ class RowQueue {
 
   explicit RowQueue(const QueueOptions& options) : options_(options) { options_.check(); }
 
+  // From here on somebody makes items of so many rows, one after the other; until leave().
+  void join(std::int64_t num_rows) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    num_joined_rows_ += num_rows;
+  }
+
+  void leave(std::int64_t num_rows) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    num_joined_rows_ -= num_rows;
+    admit_producers();
+  }
+
   // Waits while the queue is full and nothing of the item is taken. Throws when the item does not
   // fit those that wait.
-  void push(std::shared_ptr<Item> item, const Poll& poll) {
+  void push(std::shared_ptr<Item> item, const Poll& poll, Clock::duration patience = {}) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
     check_fits_others(*item);
     const std::int64_t client = item->client;
+    const std::int64_t num_rows = item->num_rows;
     Line& line = lines_[client];
     if (line.empty()) turns_.push_back(client);
     const auto entry = line.insert(line.end(), Entry{std::move(item)});
-    if (has_room()) {
-      num_rows_ += entry->item->num_rows;
+    num_rows_ += num_rows;
+    num_held_rows_ += num_rows;
+    if (may_go_on(true)) {
+      num_held_rows_ -= num_rows;
       lock.unlock();
       rows_.notify_one();
       return;
     }
     Producer producer;
-    entry->producer = producers_.insert(producers_.end(), &producer);
-    producer.entry = &*entry;
+    hold(producer, *entry);
+    rows_.notify_one();
+    const auto is_over = [&] { return closed_ || producer.state == Producer::kReleased; };
     try {
-      wait(producer.admitted, lock, {}, poll, [&] { return closed_ || !producer.entry; });
+      if (options_.maximum_queue_size == 0 &&
+          !wait(producer.released, lock, Clock::now() + patience, poll, is_over)) {
+        producer.is_patient = false;
+        admit_producers();
+      }
+      wait(producer.released, lock, {}, poll, is_over);
     } catch (...) {
       lock.lock();
-      if (!closed_ && producer.entry) withdraw(client, entry);
+      if (!closed_ && producer.state == Producer::kHeld) withdraw(client, entry);
+      if (!closed_ && producer.state == Producer::kTaken) taken_.remove(&producer);
       throw;
     }
-    if (producer.entry) throw ClosedBatchingQueue("Enqueue to closed queue");
+    if (producer.state != Producer::kReleased) throw ClosedBatchingQueue("Enqueue to closed queue");
   }
 
   // Waits for a batch; the timeout runs from when there is something to wait with. Empty: closed.
   std::vector<Piece> pop(const Poll& poll) {
     std::unique_lock<std::mutex> lock(mutex_);
-    do {
-      wait(rows_, lock, {}, poll, [this] { return closed_ || num_rows_ > 0; });
-      wait(rows_, lock, deadline(), poll,
-           [this] { return closed_ || num_rows_ >= options_.minimum_batch_size; });
-    } while (!closed_ && num_rows_ == 0);  // Another consumer was faster.
+    {
+      const Counted waiting(num_consumers_waiting_);
+      for (Producer* producer : taken_) producer->release();
+      taken_.clear();
+      admit_producers();
+      do {
+        wait(rows_, lock, {}, poll, [this] { return closed_ || num_rows_ > 0; });
+        wait(rows_, lock, deadline(), poll,
+             [this] { return closed_ || num_rows_ >= options_.minimum_batch_size; });
+      } while (!closed_ && num_rows_ == 0);  // Another consumer was faster.
+    }
     std::vector<Piece> pieces = take(options_.maximum_batch_size);
-    while (has_room() && !producers_.empty()) admit(*producers_.front()->entry);
+    admit_producers();
     if (num_rows_ > 0) rows_.notify_one();
     return pieces;
   }
 
+  // But for those of producers that are held back.
   std::int64_t num_rows() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return num_rows_;
+    return num_rows_ - num_held_rows_;
   }
 
   // Drops what waits in the queue and wakes everybody.
@@ -121,11 +156,13 @@ class RowQueue {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) throw std::runtime_error("Queue was closed already");
     closed_ = true;
-    num_rows_ = 0;
+    num_rows_ = num_held_rows_ = 0;
     lines_.swap(dropped);
     turns_.clear();
-    for (Producer* producer : producers_) producer->admitted.notify_one();
-    producers_.clear();
+    for (auto* producers : {&producers_, &taken_}) {
+      for (Producer* producer : *producers) producer->released.notify_one();
+      producers->clear();
+    }
     rows_.notify_all();
   }
 
@@ -139,10 +176,30 @@ class RowQueue {
  private:
   struct Entry;
 
-  // Somebody whose item waits in a full queue.
+  // Counts itself while it lives.
+  class Counted {
+   public:
+    explicit Counted(std::atomic<std::int64_t>& count) : count_(count) { ++count_; }
+    ~Counted() { --count_; }
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
+
+   private:
+    std::atomic<std::int64_t>& count_;
+  };
+
+  // Somebody who is held back.
   struct Producer {
-    Condition admitted;
-    Entry* entry = nullptr;  // Null: admitted.
+    enum State { kHeld, kTaken, kReleased };  // Taken: its item is, in a queue of size 0.
+    Condition released;
+    State state = kHeld;
+    bool is_patient = true;
+    Entry* entry = nullptr;  // While it is held.
+
+    void release() {
+      state = kReleased;
+      released.notify_one();
+    }
   };
 
   struct Entry {
@@ -153,23 +210,52 @@ class RowQueue {
 
   using Line = std::list<Entry>;  // What waits of one client, the oldest first.
 
-  bool has_room() const {
-    return !options_.maximum_queue_size || num_rows_ < *options_.maximum_queue_size;
+  // Whether a producer may go on although nothing of its item is taken.
+  bool may_go_on(bool is_patient) const {
+    if (!options_.maximum_queue_size) return true;
+    if (*options_.maximum_queue_size > 0)
+      return num_rows_ - num_held_rows_ < *options_.maximum_queue_size;
+    const std::int64_t num_expected = num_rows_ + num_joined_rows_ - num_held_rows_;
+    const std::int64_t wanted = options_.minimum_batch_size;
+    return num_consumers_waiting_ > 0 && num_rows_ < wanted &&
+           (num_expected < wanted || !is_patient);
   }
 
-  // Lets the producer of an item go on.
-  void admit(Entry& entry) {
+  void hold(Producer& producer, Entry& entry) {
+    producer.entry = &entry;
+    entry.producer = producers_.insert(producers_.end(), &producer);
+  }
+
+  Producer& let_go(Entry& entry) {
     Producer& producer = ***entry.producer;
-    producer.entry = nullptr;
-    producer.admitted.notify_one();
     producers_.erase(*entry.producer);
     entry.producer.reset();
-    num_rows_ += entry.item->num_rows;
+    num_held_rows_ -= entry.item->num_rows;
+    return producer;
+  }
+
+  void admit_producers() {
+    for (auto next = producers_.begin(); next != producers_.end();) {
+      Producer& producer = **next++;
+      if (may_go_on(producer.is_patient)) let_go(*producer.entry).release();
+    }
+  }
+
+  // As soon as something of its item is in a batch.
+  void note_taken(Entry& entry) {
+    Producer& producer = let_go(entry);
+    if (*options_.maximum_queue_size > 0) {
+      producer.release();
+      return;
+    }
+    producer.state = Producer::kTaken;
+    taken_.push_back(&producer);
   }
 
   // Takes back an item whose producer does not wait any longer.
   void withdraw(std::int64_t client, typename Line::iterator entry) {
-    producers_.erase(*entry->producer);
+    let_go(*entry);
+    num_rows_ -= entry->item->num_rows;
     Line& line = lines_.at(client);
     line.erase(entry);
     if (!line.empty()) return;
@@ -216,7 +302,7 @@ class RowQueue {
     std::int64_t taken = 0;
     while (taken < maximum && !line.empty()) {
       Entry& entry = line.front();
-      if (entry.producer) admit(entry);
+      if (entry.producer) note_taken(entry);
       const std::int64_t begin = entry.num_taken;
       const std::int64_t end = std::min(entry.item->num_rows, begin + maximum - taken);
       pieces.push_back({entry.item, begin, end});
@@ -234,7 +320,11 @@ class RowQueue {
   std::unordered_map<std::int64_t, Line> lines_;  // Of each client that has rows waiting.
   std::deque<std::int64_t> turns_;                // These clients; whose turn it is comes first.
   std::list<Producer*> producers_;                // Who is held back, the oldest first.
-  std::int64_t num_rows_ = 0;  // Rows that wait, but for those of items whose producers do, too.
+  std::list<Producer*> taken_;        // Whose items are in batches that consumers are busy with.
+  std::int64_t num_rows_ = 0;         // Rows that wait; ...
+  std::int64_t num_held_rows_ = 0;    // ... of these, those whose producers are held back.
+  std::int64_t num_joined_rows_ = 0;  // Of items that are made again and again.
+  std::atomic<std::int64_t> num_consumers_waiting_{0};  // A wait may end without the lock.
   bool closed_ = false;
 };
 

@@ -87,9 +87,14 @@ class Flags(TrainingFlags):
 
     @property
     def num_slots(self) -> int:
-        """Rollouts that fit the shared memory: never too few to keep everybody busy."""
-        wanted = ROLLOUTS_AHEAD * self.num_actors * self.envs_per_actor + self.batch_size
-        return max(wanted, self.num_buffers or 0)
+        """Rollouts that fit the shared memory: never too few to keep everybody busy.
+
+        What is in flight is in a slot: with few of them, nothing is old when it is learnt from.
+        """
+        num_envs = self.num_actors * self.envs_per_actor
+        if self.hold_actors:
+            return max(num_envs, self.batch_size + self.envs_per_actor - 1, self.num_buffers or 0)
+        return max(ROLLOUTS_AHEAD * num_envs + self.batch_size, self.num_buffers or 0)
 
     @property
     def learner_device(self) -> torch.device:
@@ -381,9 +386,12 @@ def learn(flags: Flags, learner: Learner, shared: Shared, actors: Actors, batche
     torch.set_flush_denormal(True)
     while (filled := batches.get()) is not None:
         batch, state = shared.rollouts.collect(filled, learner.device)
-        actors.release(filled)
+        if not flags.hold_actors:
+            actors.release(filled)
         if not learner.update(batch, state, shared.weights.publish):
             return
+        if flags.hold_actors:
+            actors.release(filled)
 
 
 # ---------------------------------------------------------------------------------- train and test

@@ -114,7 +114,8 @@ class Flags(TrainingFlags, Security):
     num_learner_threads: int = 2 if torch.cuda.is_available() else 1
     """Threads that fetch batches and learn in turn; more than one pays if batches go to a GPU."""
     max_learner_queue_size: int | None = None
-    """Rollouts that wait for the learner before actors are held back; None: one batch."""
+    """Rollouts that wait for the learner before actors are held back; None: one batch, or none with
+    --hold_actors."""
     learner_device: str = "auto"
     """Where to learn: auto, cpu, cuda, cuda:1 ..."""
     actor_device: str = "auto"
@@ -126,7 +127,9 @@ class Flags(TrainingFlags, Security):
 
     @property
     def queue_size(self) -> int:
-        return self.max_learner_queue_size or self.batch_size
+        if self.max_learner_queue_size is not None:
+            return self.max_learner_queue_size
+        return 0 if self.hold_actors else self.batch_size
 
     @property
     def listen_at(self) -> list[str]:
@@ -205,9 +208,9 @@ class Flags(TrainingFlags, Security):
                     f"--{name} is {device}, but PyTorch sees {torch.cuda.device_count()} GPUs; "
                     "use another, or cpu."
                 )
-        if self.queue_size < self.batch_size:
+        if 0 != self.queue_size < self.batch_size:
             raise UsageError(
-                f"max_learner_queue_size must be at least batch_size, got {self.queue_size} < "
+                f"max_learner_queue_size must be 0 or at least batch_size, got {self.queue_size} < "
                 f"{self.batch_size}; raise --max_learner_queue_size or leave it out."
             )
 

@@ -81,6 +81,9 @@ class TrainingFlags(Settings, EnvOptions):
     """Draw actions of a bounded Box through tanh, instead of clipping what lies outside."""
 
     # The machine.
+    hold_actors: bool = False
+    """Let actors wait until the learner has learnt from their rollouts: with no more environments
+    than batch_size, the policy that learns is the one that acted, without any lag."""
     disable_cuda: bool = False
     """Learn on the CPU even if there is a GPU."""
     learner_cpu_threads: int = min(8, max(1, num_cores() // 2))
