@@ -55,7 +55,7 @@ def test_the_default_of_every_flag_is_a_value_of_it():
         ({"use_lstm": 1}, r"use_lstm must be True or False, got 1"),
         ({"xpid": 3}, r"xpid must be a string or None, got 3"),
         ({"savedir": 3}, r"savedir must be a path, got 3"),
-        ({"recipe": "best"}, r"recipe must be 'default' or 'paper' or 'ppo', got 'best'"),
+        ({"recipe": "best"}, r"recipe must be 'default' or 'paper', got 'best'"),
         ({"env_kwargs": {"path": Path()}}, r"env_kwargs must be numbers.* give env a function"),
     ],
 )

@@ -9,10 +9,9 @@ from gymnasium import spaces
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete, spec_of_space
 from tests.helpers.specs import spec_for
-from torchbeast import monobeast, polybeast_learner
+from torchbeast import monobeast, polybeast, polybeast_learner
 from torchbeast.core.settings import Settings
 from torchbeast.envs import EnvOptions
-from torchbeast.errors import UsageError
 from torchbeast.run import recipes
 from torchbeast.run.command_line import parse
 from torchbeast.run.flags import with_recipe
@@ -55,7 +54,8 @@ def test_remote_environments_get_their_recipe_when_it_is_known_what_they_are_lik
     assert flags.total_steps == Settings().total_steps
     of_vectors = with_recipe(flags, VECTOR)
     assert of_vectors.total_steps == recipes.VECTOR["total_steps"]
-    assert of_vectors.baseline_cost == recipes.VECTOR["baseline_cost"]
+    assert of_vectors.clip_ratio == recipes.VECTOR["clip_ratio"]
+    assert of_vectors.num_actors is None  # whoever dials in
     assert of_vectors.learning_rate == 0.5  # given
     assert of_vectors.sources["total_steps"] == "recipe"
     assert with_recipe(flags, IMAGE) == flags
@@ -89,10 +89,15 @@ def test_vectors_in_a_tree_get_the_settings_of_vectors():
     assert recipes._for_frames(Spec(observation, discrete(2)), "auto") == recipes.VECTOR
 
 
-def test_ppos_recipe_is_for_vectors_and_floats_and_refuses_images():
+def test_there_is_an_environment_for_each_place_in_a_batch_of_vectors():
+    mono = parse(monobeast.Flags, ["--env", "Catch"])
+    poly = parse(polybeast.Flags, ["--env", "Catch", "--num_servers", "3"])
+    assert mono.num_actors * mono.envs_per_actor == mono.batch_size == 32
+    assert poly.num_groups * poly.envs_per_actor == poly.batch_size == 32
+    assert poly.num_servers == 3  # given
+    assert poly.queue_size == 0
+
+
+def test_float_actions_have_settings_of_their_own():
     floats = dataclasses.replace(VECTOR, action=ArraySpec("float32", (2,), -1.0, 1.0))
-    of_vectors = recipes.find(EnvOptions("remote"), "ppo", spec=VECTOR)
-    of_floats = recipes.find(EnvOptions("remote"), "ppo", spec=floats)
-    assert (of_vectors, of_floats) == (recipes.PPO, recipes.PPO_FLOAT_ACTIONS)
-    with pytest.raises(UsageError, match="--recipe ppo is for vectors, boards and actions"):
-        recipes.find(EnvOptions("remote"), "ppo", spec=IMAGE)
+    assert recipes.find(EnvOptions("remote"), "default", spec=floats) == recipes.FLOAT_ACTIONS

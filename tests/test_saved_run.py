@@ -11,6 +11,7 @@ import torch
 from tests.helpers.specs import spec_for
 from torchbeast import monobeast, polybeast
 from torchbeast.core.learner import Learner
+from torchbeast.core.settings import Settings
 from torchbeast.models import make_model
 from torchbeast.run import checkpoint
 from torchbeast.run import saved_run as saved_run_module
@@ -63,11 +64,11 @@ def test_the_name_of_a_run_is_enough_to_go_on_with_its_settings(tmp_path):
         assert (flags.env, flags.learning_rate, flags.batch_size) == ("Catch", 0.0001, 3)
         assert flags.use_lstm
         assert flags.total_steps == saved.total_steps  # not what the recipe says today
-        assert flags.num_actors == beast.Flags().num_actors  # of the machine, not of the run
+        assert flags.num_actors == 4  # of the machine, not of the run: the recipe's
 
 
 def test_what_the_command_line_changes_is_printed_and_kept(tmp_path, capsys):
-    train(saved_run(tmp_path, learning_rate=0.0001, total_steps=1000))
+    train(saved_run(tmp_path, learning_rate=0.0001, total_steps=1000, num_actors=4))
     saved_run(tmp_path, learning_rate=0.0001, total_steps=1000, num_actors=7)
     flags = parse(tmp_path, "--learning_rate", "0.003")
     capsys.readouterr()
@@ -87,8 +88,8 @@ def test_what_the_command_line_changes_is_printed_and_kept(tmp_path, capsys):
 def test_settings_that_differ_from_help_are_printed_with_their_source(tmp_path, capsys):
     train(parse(tmp_path, "--env", "Catch", "--seed", "7", "--batch_size", "8"))
     printed = capsys.readouterr().out
-    assert "Differs from --help (recipe): total_steps 500000, learning_rate 0.003" in printed
-    assert "Differs from --help (command line): seed 7\n" in printed  # 8 is the default
+    assert "Differs from --help (recipe): total_steps 500000, unroll_length 64" in printed
+    assert "Differs from --help (command line): seed 7\n" in printed  # 8 is the default there
     saved_run(tmp_path, learning_rate=0.25)
     train(parse(tmp_path))
     assert "Differs from --help (saved run): learning_rate 0.25\n" in capsys.readouterr().out
@@ -154,5 +155,6 @@ def test_a_checkpoint_of_an_older_tree_brings_what_it_has(tmp_path):
     torch.save(contents, path)
     flags = parse(tmp_path)
     assert flags.learning_rate == 0.0001
-    assert flags.entropy_cost == 0.01  # the recipe's
+    assert flags.entropy_cost == Settings().entropy_cost  # not what the recipe says today
+    assert not flags.separate_nets  # or its weights would not fit
     assert train(flags).stats.step == 400

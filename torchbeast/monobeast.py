@@ -96,6 +96,9 @@ class Flags(TrainingFlags):
             return max(num_envs, self.batch_size + self.envs_per_actor - 1, self.num_buffers or 0)
         return max(ROLLOUTS_AHEAD * num_envs + self.batch_size, self.num_buffers or 0)
 
+    def share_out(self, num_envs: int) -> dict[str, Any]:
+        return {"num_actors": max(1, num_envs // self.envs_per_actor)}
+
     @property
     def learner_device(self) -> torch.device:
         use_cuda = torch.cuda.is_available() and not self.disable_cuda

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from libtorchbeast import output_log
 from torchbeast import polybeast_learner
@@ -30,6 +31,11 @@ class Flags(polybeast_learner.Flags):
     @property
     def num_groups(self) -> int:
         return self.num_actors or GROUPS_PER_WORKER * self.num_servers
+
+    def share_out(self, num_envs: int) -> dict[str, Any]:
+        num_groups = max(1, num_envs // self.envs_per_actor)
+        num_servers = min(num_groups, max(num_groups // GROUPS_PER_WORKER, num_cores()))
+        return {"num_actors": num_groups, "num_servers": num_servers}
 
     @property
     def default_servers(self) -> list[str]:

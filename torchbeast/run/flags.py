@@ -37,9 +37,8 @@ class TrainingFlags(Settings, EnvOptions):
     """Train; play the newest checkpoint; or play it and write a video."""
     xpid: str | None = None
     """Name of the run; give an earlier one to resume or test it (test without it: the latest)."""
-    recipe: Literal["default", "paper", "ppo"] = "default"
-    """Defaults of the other flags: for a small machine, the IMPALA paper's for Atari, or PPO's way
-    for vectors, boards and float actions."""
+    recipe: Literal["default", "paper"] = "default"
+    """Defaults of the other flags: for a small machine, or the IMPALA paper's for Atari."""
 
     # Where and how often things are kept.
     savedir: Path = Path("~/logs/torchbeast")
@@ -111,6 +110,10 @@ class TrainingFlags(Settings, EnvOptions):
         if self.log_info == "all" or not info:
             return info
         return {name: sums for name, sums in info.items() if name in self.info_names}
+
+    def share_out(self, num_envs: int) -> dict[str, Any]:
+        """The flags that make so many environments, if it is this program that makes them."""
+        return {}
 
     def as_plain_dict(self) -> dict[str, Any]:
         """All flags as numbers, strings and None, for checkpoints and meta.json."""
@@ -219,7 +222,10 @@ def with_recipe(flags: FlagsT, spec: Spec | None = None) -> FlagsT:
 
     Without one it is looked at. Environments that dial in are not there yet: call it again then.
     """
-    values = recipes.find(flags.env_options, flags.recipe, flags.model, spec)
+    values = dict(recipes.find(flags.env_options, flags.recipe, flags.model, spec))
+    num_envs = values.pop("num_envs", None)
+    if num_envs is not None:
+        values.update(flags.share_out(num_envs))
     return with_values(flags, "recipe", values)
 
 

@@ -10,38 +10,19 @@ from libtorchbeast.rows import Spec
 from libtorchbeast.specs import split_mask
 from libtorchbeast.tree import leaves_of
 from torchbeast.envs import REMOTE, EnvOptions, is_atari, look_at
-from torchbeast.errors import UsageError
 from torchbeast.models.factory import choose_encoder
 from torchbeast.models.frames import find_layout
 
-# Small observations: steps are cheap, small nets bear large learning rates. Rewards are of any
-# size, from 1 a step to 100 at the end, hence scaled; the values' loss must not drown the policy's.
+# Small observations, PPO's way: steps are cheap, and so are updates, so each batch is learnt from
+# several times, within a clip. Environments wait for the learner, and there is one for each place in
+# a batch, so that the policy that learns is the one that acted. Rewards are of any size, from 1 a
+# step to 100 at the end, hence scaled. Importance weights are hardly clipped: docs/architecture.md.
 VECTOR = {
-    "total_steps": 500_000,
-    "learning_rate": 0.003,
-    "baseline_cost": 0.05,
-    "entropy_cost": 0.01,
-    "normalize_rewards": True,
-}
-
-# Actions that are floats: their likelihood changes fast, so smaller steps, and inputs and rewards
-# of a known size.
-FLOAT_ACTIONS = {
-    "total_steps": 1_000_000,
-    "learning_rate": 0.001,
-    "baseline_cost": 0.5,
-    "entropy_cost": 0.001,
-    "normalize_observations": True,
-    "normalize_rewards": True,
-}
-
-# PPO's way for small observations (--recipe ppo): steps are cheap, and so are updates, so each
-# batch is learnt from several times, within a clip. Importance weights are hardly clipped: see
-# docs/architecture.md.
-PPO = {
     "total_steps": 500_000,
     "unroll_length": 64,
     "batch_size": 32,
+    "num_envs": 32,
+    "hold_actors": True,
     "num_passes": 4,
     "num_minibatches": 16,
     "clip_ratio": 0.2,
@@ -58,9 +39,9 @@ PPO = {
     "entropy_cost": 0.01,
 }
 
-# The deviation of the draws is exploration enough.
-PPO_FLOAT_ACTIONS = {
-    **PPO,
+# Actions that are floats: the deviation of the draws is exploration enough.
+FLOAT_ACTIONS = {
+    **VECTOR,
     "total_steps": 1_000_000,
     "num_passes": 10,
     "discounting": 0.99,
@@ -91,30 +72,19 @@ PAPER = {
 def find(
     options: EnvOptions, recipe: str, model: str = "auto", spec: Spec | None = None
 ) -> dict[str, Any]:
-    """What differs from the flags' own defaults for such environments and this model."""
+    """What differs from the flags' own defaults for such environments and this model.
+
+    `num_envs` is no flag, but stands for those that say how many environments there are.
+    """
     if recipe == "paper":
         return PAPER
-    if recipe not in ("default", "ppo"):
-        raise UsageError(f"--recipe must be default, paper or ppo, got {recipe!r}.")
     if options.env == REMOTE and spec is None:
         return {}
     spec = look_at(options) if spec is None else spec
     changes = _for_frames(spec, model)
-    if recipe == "ppo":
-        changes = _as_ppo(changes)
     if options.env == REMOTE:
         return changes
     return {**changes, **ATARI} if is_atari(options) else changes
-
-
-def _as_ppo(changes: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of the same kind, PPO's way; there is none for images."""
-    if not changes:
-        raise UsageError(
-            "--recipe ppo is for vectors, boards and actions that are floats; for images leave it "
-            "out, or set --num_passes, --clip_ratio and the others yourself."
-        )
-    return PPO_FLOAT_ACTIONS if changes is FLOAT_ACTIONS else PPO
 
 
 def _for_frames(spec: Spec, model: str) -> dict[str, Any]:

@@ -47,7 +47,9 @@ def with_saved_flags(flags: FlagsT, args: list[str] | None) -> FlagsT:
             "settings; change them one by one, or give another --xpid for a new run."
         )
     _check_that_code_is_named(flags, saved, args)
-    return with_values(flags, "saved run", saved)
+    # What an older program did not know yet is as it was then, whatever the recipe says today.
+    unknown = {name: getattr(type(flags)(), name) for name in OF_THE_RUN - saved.keys()}
+    return with_values(flags, "saved run", {**unknown, **saved})
 
 
 def _check_that_code_is_named(flags: FlagsT, saved: dict[str, Any], args: list[str] | None) -> None:
