@@ -18,6 +18,10 @@ namespace {
 // How soon an actor whose environments are silent sees that a queue was closed.
 constexpr std::chrono::milliseconds kLookAround{200};
 
+// How much longer than its own an actor lets others' rollouts take before it goes on without them:
+// on a busy machine processes stand still for a moment.
+constexpr std::chrono::seconds kPatience{1};
+
 // Adds the time that it lives.
 class Timer {
  public:
@@ -172,9 +176,9 @@ class ActorPool::Actor {
 
   void send(const Rollout& rollout) {
     const Timer timer(pool_.counts_.ns_for_learner);
-    // Others that need no longer for their rollouts are waited for.
+    // Others that take as long again for their rollouts are waited for.
     pool_.learner_queue_.give(tuple_of_nests({rollout.contents(), state_at_start_}), poll_,
-                              lane_.client, Clock::now() - started_);
+                              lane_.client, Clock::now() - started_ + kPatience);
     pool_.counts_.rollouts += num_envs_;
   }
 

@@ -264,7 +264,7 @@ def test_environments_are_closed_at_the_end(tmp_path):
 
 
 def test_an_environment_that_hangs_is_killed_and_replaced(tmp_path):
-    env = fragile(tmp_path, 2000, "import time; time.sleep(1000)")
+    env = fragile(tmp_path, 500, "import time; time.sleep(1000)")
     args = ("--env", "fragile:make", "--total_steps", "40000", "--actor_timeout_s", "8")
     result = run(tmp_path, *args, "--xpid", "run", env=env)
     assert result.returncode == 0, result.stderr

@@ -475,7 +475,7 @@ def test_servers_that_cannot_be_dialled_are_one_sentence(basename, sentence):
 def test_rollouts_that_will_be_old_are_logged(caplog, num_envs, is_logged):
     source = argparse.Namespace(num_envs=num_envs)
     polybeast_learner.warn_of_lag(polybeast_learner.Flags(batch_size=8), source)
-    assert ("rollouts are 65 updates old" in caplog.text) == is_logged
+    assert ("rollouts are about 65 updates old" in caplog.text) == is_logged
 
 
 def test_gradients_that_stay_infinite_end_no_run_that_has_clients(caplog):

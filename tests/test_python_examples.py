@@ -1,5 +1,6 @@
 """The examples that train from Python run as they are, with fewer steps."""
 
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,6 @@ def test_an_example_runs(name, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
-    assert "step 2," in result.stdout
+    assert re.search(r"step [2-4],\d+ of 2,000", result.stdout)
     assert (tmp_path / "latest" / "model.tar").exists()
     assert (name != "own_environment") or (tmp_path / "latest" / "test.mp4").exists()

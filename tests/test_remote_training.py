@@ -114,8 +114,8 @@ def test_simulators_that_leave_after_each_episode_teach_as_well_as_those_that_st
 
 def steps_until_catch_is_learnt(folder, how):
     """With eight simulators; fails if it takes more than --total_steps."""
-    args = ("--env", "Catch", "--total_steps", "40000", "--listen", "127.0.0.1:0",
-            "--batch_size", "4", "--learning_rate", "0.006", "--vtrace_lambda", "1",
+    args = ("--env", "Catch", "--total_steps", "100000", "--listen", "127.0.0.1:0",
+            "--unroll_length", "32", "--batch_size", "8", "--num_minibatches", "4",
             "--connections_per_s", "1000")  # fmt: skip
     with Training("polybeast_learner", folder, *args) as training:
         training.wait_for(lambda: listening_at(training), "address")

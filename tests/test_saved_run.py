@@ -88,7 +88,7 @@ def test_what_the_command_line_changes_is_printed_and_kept(tmp_path, capsys):
 def test_settings_that_differ_from_help_are_printed_with_their_source(tmp_path, capsys):
     train(parse(tmp_path, "--env", "Catch", "--seed", "7", "--batch_size", "8"))
     printed = capsys.readouterr().out
-    assert "Differs from --help (recipe): total_steps 500000, unroll_length 64" in printed
+    assert "Differs from --help (recipe): total_steps 1000000, unroll_length 64" in printed
     assert "Differs from --help (command line): seed 7\n" in printed  # 8 is the default there
     saved_run(tmp_path, learning_rate=0.25)
     train(parse(tmp_path))

@@ -35,5 +35,5 @@ def test_environments_that_dial_in_get_the_settings_for_what_they_are(tmp_path):
         env += ("--num_servers", "1", "--connect", address)
         with RemoteEnvironments(tmp_path, *env, cwd=ROOT):
             training.wait_for_step(1)
-    assert "(recipe): total_steps 500000, learning_rate 0.003" in training.output
+    assert "(recipe): total_steps 1000000, unroll_length 64" in training.output
     assert "(command line): entropy_cost 0.02" in training.output

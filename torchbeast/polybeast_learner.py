@@ -10,6 +10,7 @@ runs it together with environments of its own. T is unroll_length, B a batch siz
 
 import dataclasses
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -405,12 +406,12 @@ def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open
 
 def warn_of_lag(flags: Flags, source: Source) -> None:
     """Between two rollouts of an environment there is an update for each `batch_size` others."""
-    num_updates = source.num_envs // flags.batch_size
-    if num_updates > MANY_UPDATES:
+    num_updates = source.num_envs / flags.batch_size
+    if num_updates > (1 if flags.hold_actors else MANY_UPDATES):
         logger.warning(
-            "With %d environments and batches of %d, rollouts are %d updates old when they are "
-            "learnt from; a larger --batch_size or fewer environments learn better.",
-            source.num_envs, flags.batch_size, num_updates,
+            "With %d environments and batches of %d, rollouts are about %d updates old when they "
+            "are learnt from; a larger --batch_size or fewer environments learn better.",
+            source.num_envs, flags.batch_size, math.ceil(num_updates),
         )  # fmt: skip
 
 

@@ -100,13 +100,13 @@ def train_in_a_thread(total_steps):
 random.seed(3)
 if HOW == "for ever":
     train(10**9)
-run = asyncio.run(train_in_a_loop(15000)) if HOW == "loop" else train_in_a_thread(15000)
+run = asyncio.run(train_in_a_loop(30_000)) if HOW == "loop" else train_in_a_thread(30_000)
 generator = random.Random()
 generator.seed(3)
 assert random.random() == generator.random(), "the program's random numbers are its own"
 agent = torchbeast.Agent.load(run.rundir, model=Net)
 actions = [agent.act(np.array([answer, 1.0])) for answer in (0, 1, 0)]
 returns = torchbeast.evaluate("run", ENV, Net, wrappers=[Twice], savedir=SAVEDIR, num_episodes=2)
-run = train(16_000)  # a resume
+run = train(32_000)  # a resume
 print("RESULT", run.rundir.name, run.figures["step"], run.figures["info/is_success"])
 print("ACTIONS", actions, "RETURNS", returns)

@@ -18,7 +18,7 @@ from torchbeast.models.frames import find_layout
 # a batch, so that the policy that learns is the one that acted. Rewards are of any size, from 1 a
 # step to 100 at the end, hence scaled. Importance weights are hardly clipped: docs/architecture.md.
 VECTOR = {
-    "total_steps": 500_000,
+    "total_steps": 1_000_000,
     "unroll_length": 64,
     "batch_size": 32,
     "num_envs": 32,
@@ -42,7 +42,6 @@ VECTOR = {
 # Actions that are floats: the deviation of the draws is exploration enough.
 FLOAT_ACTIONS = {
     **VECTOR,
-    "total_steps": 1_000_000,
     "num_passes": 10,
     "discounting": 0.99,
     "vtrace_lambda": 0.95,
