@@ -20,11 +20,13 @@ from gymnasium import spaces
 
 import torchbeast
 from libtorchbeast.env_host import ActionCheck, BadAnswer
+from libtorchbeast.episode_info import MAX_NAMES
 from libtorchbeast.local_socket import JsonSocket
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.address import Address, dial_unix
-from libtorchbeast.rpc.clients import NO_TOKEN
-from libtorchbeast.rpc.handshake import Greeting
+from libtorchbeast.rpc.clients import NO_TOKEN, ClientFigures, Clients
+from libtorchbeast.rpc.grpc_streams import Watched
+from libtorchbeast.rpc.handshake import Greeting, Hello
 from libtorchbeast.rpc.limits import Limits, host_of
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
 from libtorchbeast.rpc.security import Security
@@ -42,6 +44,7 @@ from tests.helpers.remote import check_rollouts, client, learner, serving
 from tests.helpers.threads import run_in_threads, wait_until
 from tests.test_rpc_bad_peers import talk
 from tests.test_rpc_security import try_to_play
+from torchbeast.core.stats import RunningStats
 
 
 @pytest.fixture
@@ -361,7 +364,64 @@ def test_a_lane_lost_for_want_of_descriptors_shifts_no_other(kind, tmp_path, cap
             later.enter_context(client(it.address, 3))
             it.wait_for_environments(6)
             it.wait_for_rollouts(10)
+            wait_until(lambda: it.gateways.num_lanes == 3)  # what did not arrive is closed
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == 6
+
+
+def test_new_names_of_figures_for_ever_take_neither_memory_nor_places(token):
+    """Those in `info`, which would be columns of the logs."""
+    options = {"num_actions": NUM_ACTIONS, "security": token}
+    frame = np.zeros(3, np.float32)
+    with under_attack(token) as it:
+        with contextlib.ExitStack() as stack:
+            attacker, other = (
+                stack.enter_context(torchbeast.connect(it.address, **options)) for _ in range(2)
+            )
+            attacker.step(frame)
+            for i in range(5 * MAX_NAMES):
+                attacker.step(frame, done=True, info={f"name {i}": 1.0})
+            other.step(frame)
+            other.step(frame, done=True, info={"score": 3.0})
+            sums = it.pool.take_info()
+        assert sums.pop("score") == (3.0, 1)
+        assert set(sums) == {f"name {i}" for i in range(MAX_NAMES)}
+    stats = RunningStats()
+    for i in range(5 * MAX_NAMES):
+        stats.add_info({f"name {i}": (1.0, 1)})
+    assert len(stats.info_names) == MAX_NAMES
+
+
+def test_streams_of_other_sizes_for_ever_take_no_memory(monkeypatch):
+    """Each needs a lane of its own."""
+    monkeypatch.setattr("libtorchbeast.actor_pool.MAX_LANES", 4)
+    with under_attack(limits=Limits(max_streams=3)) as it:
+        source = int(it.bystander.rollouts[0][0]["source"][0, 0])
+        for num_envs in range(2, 12):
+            with client(it.address, num_envs):
+                it.wait_for_streams(2)
+            it.wait_for_streams(1)
+        assert it.gateways.num_lanes <= 3
+        assert len(it.pool._client_of_lane) <= 4
+        assert it.pool.client_of(source) == "ipv4:127.0.0.1"
+
+
+@pytest.mark.parametrize("place", ["gateway", "learner"])
+def test_hosts_without_number_take_no_memory(place, monkeypatch):
+    """Whoever has the token and a network of IPv6 is another client at each call."""
+    monkeypatch.setattr("libtorchbeast.rpc.clients.MAX_CLIENTS", 3)
+    if place == "gateway":
+        clients = Clients(Limits())
+        for i in range(10):
+            with clients.playing(Watched(f"ipv4:192.0.2.{i}:1", pytest.fail), Hello("x", 1, None)):
+                pass
+        assert len(clients.take_news()) == 3
+        return
+    with under_attack() as it:
+        [gateway] = it.gateways._gateways
+        for i in range(10):
+            news = dataclasses.asdict(ClientFigures(f"host {i}", "x", "", 0.0))
+            it.gateways._handle(gateway, {"kind": "client", **news})
+        assert len(it.gateways.clients) == 3
 
 
 # ------------------------------------------------------------------------- a learner that attacks
