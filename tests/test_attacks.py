@@ -28,7 +28,7 @@ from libtorchbeast.rpc.clients import NO_TOKEN, ClientFigures, Clients
 from libtorchbeast.rpc.grpc_streams import Watched
 from libtorchbeast.rpc.handshake import Greeting, Hello
 from libtorchbeast.rpc.limits import Limits, host_of
-from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
+from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_failure, encode_greeting
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.specs import ArraySpec, spec_of_space
 from tests.helpers.attacks import (
@@ -42,7 +42,7 @@ from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
 from tests.helpers.remote import check_rollouts, client, learner, serving
 from tests.helpers.threads import run_in_threads, wait_until
-from tests.test_rpc_bad_peers import talk
+from tests.test_rpc_bad_peers import FIRST, hello, talk
 from tests.test_rpc_security import try_to_play
 from torchbeast.core.stats import RunningStats
 
@@ -70,12 +70,17 @@ def soon(monkeypatch):
     monkeypatch.setattr("libtorchbeast.rpc.env_client.MAX_REFUSED_S", 0.1)
 
 
-def test_the_docs_name_tests_that_are_there():
-    root = Path(__file__).parent.parent
-    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "remote.md").read_text()))
-    text = "".join(path.read_text() for path in (root / "tests").glob("test_*.py"))
-    assert len(named) > 10
-    assert {name for name in named if f"def {name}(" not in text} == set()
+def test_each_line_of_the_docs_table_names_tests_that_are_there():
+    tests = Path(__file__).parent
+    text = (tests.parent / "docs" / "remote.md").read_text()
+    _, _, table = text.partition("| who | what it can do at worst |")
+    lines = table.partition("\n\n")[0].splitlines()[2:]
+    assert len(lines) > 15
+    for line in lines:
+        named = re.findall(r"`(test_\w+)`(?: \(`(test_\w+\.py)`\))?", line)
+        assert named, line
+        for name, file in named:
+            assert f"def {name}(" in (tests / (file or "test_attacks.py")).read_text(), name
 
 
 # ------------------------------------------------------------------------------ without the token
@@ -366,6 +371,19 @@ def test_a_lane_lost_for_want_of_descriptors_shifts_no_other(kind, tmp_path, cap
             it.wait_for_rollouts(10)
             wait_until(lambda: it.gateways.num_lanes == 3)  # what did not arrive is closed
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == 6
+
+
+def test_what_the_log_says_of_a_peer_is_one_line_of_printable_characters(token, caplog):
+    caplog.set_level("INFO")
+    name, failure = "evil\nINFO all is well\x1b[2J", "Traceback\n  raised here\n\x07boo\x1b[2J"
+    with under_attack(token) as it:
+        for message in (encode_failure(failure), b"\xff"):
+            talk(it.address, [hello(name=name), FIRST, message], token="secret")
+        wait_until(lambda: "raised: ?boo?[2J" in caplog.text)
+        wait_until(lambda: "Expected an EnvironmentMessage" in caplog.text)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("evil?INFO all is well?[2J joined" in line for line in lines)
+    assert [line for line in lines if not line.isprintable()] == []
 
 
 def test_new_names_of_figures_for_ever_take_neither_memory_nor_places(token):

@@ -76,7 +76,7 @@ def it(one_for_all):
     one_for_all.bystander.plays_on()
 
 
-def talk(address, messages, method=LEARNER_METHOD, timeout_s=30, token="", compression=None):
+def talk(address, messages, method=LEARNER_METHOD, timeout_s=100, token="", compression=None):
     """Send messages, each after the answer to the one before; (number of answers, code, text)."""
     outgoing = queue.SimpleQueue()
     num_answers = 0
