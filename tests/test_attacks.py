@@ -467,6 +467,20 @@ def recorded():
     return Recording
 
 
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_no_learner_may_compress_where_environments_listen(token, compression):
+    with (
+        serving("127.0.0.1:0", security=token) as server,
+        learner(server_addresses=[server.server_address], security=token) as it,
+    ):
+        it.wait_for_rollouts(1)
+        options = {"token": "secret", "compression": compression}
+        ended = talk(server.server_address, [bytes(32 << 20)], ENVIRONMENTS_METHOD, **options)
+        assert ended[:2] == (0, "UNIMPLEMENTED")
+        it.wait_for_rollouts(3)
+    check_rollouts(it.rollouts, it.unroll_length)
+
+
 def address_of(kind, tmp_path):
     return "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/socket"
 
