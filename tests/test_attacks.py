@@ -251,7 +251,7 @@ def test_environments_of_a_stream_and_of_a_client_are_limited(
         with client(it.address, 4):
             wait_until(lambda: sentence in caplog.text)
             it.bystander.plays_on()
-            assert it.gateways.num_streams == 1
+            it.wait_for_streams(1)
         with client(it.address, 3):
             it.wait_for_environments(4)
         wait_until(
@@ -271,7 +271,7 @@ def test_a_server_that_has_too_many_environments_is_not_played_with(caplog):
     ):
         wait_until(lambda: "A stream may have 1 environments, got 2" in caplog.text)
         it.bystander.plays_on()
-        assert it.gateways.num_streams == 1
+        it.wait_for_streams(1)
 
 
 def test_who_is_connected_is_known_by_name(certificates, token):
@@ -365,7 +365,7 @@ def test_a_lane_lost_for_want_of_descriptors_shifts_no_other(kind, tmp_path, cap
                 later.enter_context(client(it.address, 2))
                 wait_until(lambda: lost in caplog.text)
                 it.bystander.plays_on()
-                assert it.gateways.num_streams == 1
+                it.wait_for_streams(1)
             later.enter_context(client(it.address, 3))
             it.wait_for_environments(6)
             it.wait_for_rollouts(10)
