@@ -2,7 +2,8 @@
 
 Clients are light: many streams in a process, each with a TLS connection and an environment of its
 own. The learner ends as it does after SIGTERM, and listens again at the same port; the time runs
-from then until each stream has had an action. Last line: JSON.
+from then until each stream has had an action. Last line: JSON; if not all play in time,
+`seconds_until_all_play` is null and the exit code 1.
 
     python benchmarks/herd.py [--clients 1000]
 """
@@ -11,6 +12,7 @@ import contextlib
 import json
 import logging
 import multiprocessing
+import sys
 import tempfile
 import threading
 import time
@@ -36,6 +38,8 @@ from torchbeast import keys
 T = 20
 STEP_S = 5.0  # the agent answers each environment that often: coming back is measured, not playing
 POLL_S = 0.02
+SAY_S = 10.0  # between two words on how many play
+END_S = 30.0  # for threads and processes that were asked to end
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class Options:
     """That they are in."""
     down_s: float = 3.0
     """Between the learner's end and its next start."""
-    timeout_s: float = 300.0
-    """For all to play, each time."""
+    timeout_s: float = 200.0
+    """For all to play, each time: after it is said how many do."""
 
 
 class Still:
@@ -90,7 +94,7 @@ class Learner:
         self.gateways.open()
         self.gateways.start(self._pool.add_lane)
         targets = (self._infer, self._take, self._poll, self._pool.run)
-        self._threads = [threading.Thread(target=target) for target in targets]
+        self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
         for thread in self._threads:
             thread.start()
 
@@ -100,17 +104,33 @@ class Learner:
         self._queue.close()
         self._batcher.close()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(END_S)
+            if thread.is_alive():
+                say(f"A thread of the learner ({thread.name}) has not ended in {END_S:.0f} s")
         self.gateways.close()
 
-    def wait_for(self, number: int, timeout_s: float) -> float:
-        """Until so many play; seconds."""
-        start = time.monotonic()
+    def wait_for(self, number: int, timeout_s: float) -> float | None:
+        """Until so many play; seconds, or None if they do not in time."""
+        start = say_at = time.monotonic()
         while len(self.played) < number:
-            if time.monotonic() - start > timeout_s:
-                raise TimeoutError(f"{len(self.played)} of {number} play after {timeout_s:.0f} s.")
+            now = time.monotonic()
+            if now > say_at + SAY_S or now > start + timeout_s:
+                say_at = now
+                say(f"{self.describe()} after {now - start:.0f} s")
+            if now > start + timeout_s:
+                return None
             time.sleep(POLL_S)
         return time.monotonic() - start
+
+    def describe(self) -> str:
+        """How far they are."""
+        clients = self.gateways.clients
+        counts = {name: sum(getattr(c, name) for c in clients) for name in ("refused", "lost")}
+        return (
+            f"{len(self.played)} have played, {self.gateways.num_streams} are connected, "
+            f"{counts['refused']} were refused and {counts['lost']} lost, "
+            f"{self.gateways.supervisor.num_restarts} restarts of the gateway"
+        )
 
     def _infer(self) -> None:
         for batch in self._batcher:
@@ -127,6 +147,10 @@ class Learner:
     def _poll(self) -> None:
         while not self._over.wait(POLL_S):
             self.gateways.poll()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def make_keys(folder: Path) -> tuple[Security, Security]:
@@ -157,7 +181,7 @@ def herd(options: Options, address: str, security: Security) -> Iterator[None]:
     finally:
         for process in processes:
             process.kill()
-            process.join()
+            process.join(END_S)
 
 
 def cpu_s(pids: list[int]) -> float:
@@ -165,7 +189,7 @@ def cpu_s(pids: list[int]) -> float:
     return sum(t.user + t.system for t in times)
 
 
-def main(options: Options) -> None:
+def main(options: Options) -> int:
     logging.getLogger("torchbeast").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = make_keys(Path(folder))
@@ -174,7 +198,8 @@ def main(options: Options) -> None:
         with herd(options, address, theirs):
             try:
                 seconds = first.wait_for(options.clients, options.timeout_s)
-                print(f"{options.clients} clients play after {seconds:.1f} s, their start included")
+                if seconds is not None:
+                    say(f"{options.clients} play after {seconds:.1f} s, their start included")
             finally:
                 first.close()
             time.sleep(options.down_s)
@@ -188,12 +213,13 @@ def main(options: Options) -> None:
                 again.close()
     figures = {
         "clients": options.clients,
-        "seconds_until_all_play": round(seconds, 2),
+        "seconds_until_all_play": seconds and round(seconds, 2),
         "gateway_cpu_s": round(gateway_cpu_s, 2),
         "refused": refused,
     }
     print(json.dumps(figures))
+    return int(seconds is None)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    sys.exit(main(tyro.cli(Options)))

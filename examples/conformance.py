@@ -49,7 +49,7 @@ DIAL_AGAIN_S = 25.0  # pauses may grow to 10 s
 ANSWER_S = 15.0  # until a Step must follow on Actions
 QUIET_S = 0.4  # for which a client is watched that should wait
 END_S = 10.0  # until a client must have ended after SIGTERM
-REFUSED_S = 3.0  # for which a client is watched that was refused for good
+REFUSED_S = 2.0  # the pause of a client that was refused for good, after some calls
 MAX_DIALS_WHEN_REFUSED = 6
 MIN_PAUSES_S = 1.0  # the sum of at most eight pauses, whose limits grow from 0.1 s to 10 s
 STOP_S = 5.0
@@ -122,12 +122,17 @@ class Learner:
         self.forget_streams()
 
     def accept(self, timeout_s: float) -> Stream:
-        try:
-            return self._streams.get(timeout=timeout_s)
-        except queue.Empty:
+        stream = self.next_stream(timeout_s)
+        if stream is None:
             raise BrokenRule(
                 f"expected a call of {'/'.join(LEARNER_METHOD)} within {timeout_s:g} s, got none"
-            ) from None
+            )
+        return stream
+
+    def next_stream(self, timeout_s: float) -> Stream | None:
+        with contextlib.suppress(queue.Empty):
+            return self._streams.get(timeout=timeout_s)
+        return None
 
     def forget_streams(self) -> int:
         """End those that nobody has accepted; returns how many there were."""
@@ -352,21 +357,18 @@ class Trials:
 
     def _refuse_for_good(self, code: str, client: Client) -> None:
         with self.report.check(f"does not hammer when it is refused with {code}") as notes:
-            stream = self._learner.accept(START_S)
-            num_dials = 1
-            deadline = time.monotonic() + REFUSED_S
-            while time.monotonic() < deadline and client.process.poll() is None:
+            stream: Stream | None = self._learner.accept(START_S)
+            num_dials = 0
+            while stream is not None:
+                num_dials += 1
+                if num_dials > MAX_DIALS_WHEN_REFUSED:
+                    raise BrokenRule(
+                        f"at most {MAX_DIALS_WHEN_REFUSED} calls without a pause of "
+                        f"{REFUSED_S:g} s, got {num_dials}"
+                    )
                 stream.read("a Hello")
                 stream.end(code, "There is something to correct.")
-                with contextlib.suppress(BrokenRule):
-                    stream = self._learner.accept(max(0.0, deadline - time.monotonic()))
-                    num_dials += 1
-                    continue
-                break
-            if num_dials > MAX_DIALS_WHEN_REFUSED:
-                raise BrokenRule(
-                    f"at most {MAX_DIALS_WHEN_REFUSED} calls in {REFUSED_S:g} s, got {num_dials}"
-                )
+                stream = self._learner.next_stream(REFUSED_S)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 client.process.wait(1.0)
             code_text = client.process.poll()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 JOIN_S = 30.0
 MAX_GROUP = 1 << 32  # environments of a lane, at most
+MAX_LANES = 10_000  # whose clients are known: clients may come and go for ever
 
 
 class ActorPool(_C.ActorPool):
@@ -51,7 +52,7 @@ class ActorPool(_C.ActorPool):
         self._security = security
         self._num_lanes = 0
         self._clients = {"": 0}  # and their numbers, from 0 on
-        self._client_of_lane: list[str] = []
+        self._client_of_lane: dict[int, str] = {}
         self._lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
         self._taken: weakref.WeakKeyDictionary[Lane, InfoSums] = weakref.WeakKeyDictionary()
 
@@ -59,14 +60,14 @@ class ActorPool(_C.ActorPool):
         """Start an actor for a lane."""
         number, self._num_lanes = self._num_lanes, self._num_lanes + 1
         self._lanes[number] = lane
-        self._client_of_lane.append(sys.intern(lane.client))
+        self._remember_client(number, lane.client)
         # In no lane's memory, and the same at each step: the actor takes it for part of the row.
         source = number * MAX_GROUP + np.arange(lane.num_envs, dtype=np.int64)
         self._add(lane, {**lane.rows, "source": source})
 
     def client_of(self, source: int) -> str:
         """Whose environment is behind a number in rows; see `Lane.client`."""
-        return self._client_of_lane[source // MAX_GROUP]
+        return self._client_of_lane.get(source // MAX_GROUP, "")
 
     def name_source(self, source: int) -> str:
         """The environment behind a number in rows, for people."""
@@ -85,8 +86,8 @@ class ActorPool(_C.ActorPool):
             self._taken[lane] = now
             for name, (total, count) in now.items():
                 old_total, old_count = before.get(name, (0.0, 0))
-                if count > old_count:
-                    add_sums(news, {name: (total - old_total, count - old_count)})
+                if count > old_count:  # one lane's many names take no places of another's
+                    add_sums(news, {name: (total - old_total, count - old_count)}, most=None)
         return news
 
     def run(self) -> None:
@@ -142,6 +143,14 @@ class ActorPool(_C.ActorPool):
         rows = nest.map(lambda array: array[None], row)  # [K, ...] -> [1, K, ...]
         actions = nest.map(lambda array: array[None], lane.actions)
         super().add_lane(lane.turn, rows, actions, lane.bell_fd, self._number_of(lane.client))
+
+    def _remember_client(self, number: int, client: str) -> None:
+        """Of a lane, for longer than it is there: its rollouts may still be on their way."""
+        self._client_of_lane[number] = sys.intern(client)
+        if len(self._client_of_lane) > MAX_LANES:
+            gone = next((n for n in self._client_of_lane if n not in self._lanes), None)
+            if gone is not None:
+                del self._client_of_lane[gone]
 
     def _number_of(self, client: str) -> int:
         return self._clients.setdefault(client, len(self._clients))

@@ -24,10 +24,10 @@ def add_info(sums: InfoSums, info: Any) -> None:
     add_sums(sums, {name: (number, 1) for name, number in numbers_in(info).items()})
 
 
-def add_sums(sums: InfoSums, others: InfoSums) -> None:
+def add_sums(sums: InfoSums, others: InfoSums, most: int | None = MAX_NAMES) -> None:
     """Add to the sums under names that are known, or find a place."""
     for name, (total, count) in others.items():
-        if name in sums or len(sums) < MAX_NAMES:
+        if name in sums or most is None or len(sums) < most:
             before, number = sums.get(name, (0.0, 0))
             sums[name] = (before + total, number + count)
 

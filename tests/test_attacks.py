@@ -20,13 +20,15 @@ from gymnasium import spaces
 
 import torchbeast
 from libtorchbeast.env_host import ActionCheck, BadAnswer
+from libtorchbeast.episode_info import MAX_NAMES
 from libtorchbeast.local_socket import JsonSocket
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.address import Address, dial_unix
-from libtorchbeast.rpc.clients import NO_TOKEN
-from libtorchbeast.rpc.handshake import Greeting
+from libtorchbeast.rpc.clients import NO_TOKEN, ClientFigures, Clients
+from libtorchbeast.rpc.grpc_streams import Watched
+from libtorchbeast.rpc.handshake import Greeting, Hello
 from libtorchbeast.rpc.limits import Limits, host_of
-from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
+from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_failure, encode_greeting
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.specs import ArraySpec, spec_of_space
 from tests.helpers.attacks import (
@@ -40,8 +42,9 @@ from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
 from tests.helpers.remote import check_rollouts, client, learner, serving
 from tests.helpers.threads import run_in_threads, wait_until
-from tests.test_rpc_bad_peers import talk
+from tests.test_rpc_bad_peers import FIRST, hello, talk
 from tests.test_rpc_security import try_to_play
+from torchbeast.core.stats import RunningStats
 
 
 @pytest.fixture
@@ -67,12 +70,17 @@ def soon(monkeypatch):
     monkeypatch.setattr("libtorchbeast.rpc.env_client.MAX_REFUSED_S", 0.1)
 
 
-def test_the_docs_name_tests_that_are_there():
-    root = Path(__file__).parent.parent
-    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "remote.md").read_text()))
-    text = "".join(path.read_text() for path in (root / "tests").glob("test_*.py"))
-    assert len(named) > 10
-    assert {name for name in named if f"def {name}(" not in text} == set()
+def test_each_line_of_the_docs_table_names_tests_that_are_there():
+    tests = Path(__file__).parent
+    text = (tests.parent / "docs" / "remote.md").read_text()
+    _, _, table = text.partition("| who | what it can do at worst |")
+    lines = table.partition("\n\n")[0].splitlines()[2:]
+    assert len(lines) > 15
+    for line in lines:
+        named = re.findall(r"`(test_\w+)`(?: \(`(test_\w+\.py)`\))?", line)
+        assert named, line
+        for name, file in named:
+            assert f"def {name}(" in (tests / (file or "test_attacks.py")).read_text(), name
 
 
 # ------------------------------------------------------------------------------ without the token
@@ -89,9 +97,9 @@ def test_a_proxy_of_the_environment_gets_nothing_of_a_loopback_connection(token,
 def test_a_proxy_gets_nothing_when_the_learner_dials(token, proxy):
     with (
         serving("127.0.0.1:0", security=token) as server,
-        learner(server_addresses=[server.server_address], security=token) as it,
+        under_attack(token, server_addresses=[server.server_address]) as it,
     ):
-        it.wait_for_rollouts(3)
+        it.wait_for_environments(3)
     check_rollouts(it.rollouts, it.unroll_length)
     assert proxy.received == []
 
@@ -135,7 +143,9 @@ def test_large_messages_without_the_token_take_no_memory(token, compression):
             talk, it.address, [large], token="guessed", compression=compression
         )
         with concurrent.futures.ThreadPoolExecutor(20) as pool:
-            ended = [future.result() for future in [pool.submit(attack) for _ in range(20)]]
+            attacks = [pool.submit(attack) for _ in range(20)]
+            it.bystander.plays_on()
+            ended = [future.result() for future in attacks]
     expected = "UNAUTHENTICATED" if compression is None else "UNIMPLEMENTED"
     assert {code for _, code, _ in ended} == {expected}
 
@@ -146,6 +156,7 @@ def test_who_has_no_token_takes_no_place(token):
         wait_until(lambda: not any(call.is_active() for call in calls))
         assert {call.code().name for call in calls} == {"UNAUTHENTICATED"}
         assert try_to_play(it.address, token) == "played"
+        it.bystander.plays_on()
 
 
 def test_a_network_counts_as_one_host():
@@ -174,15 +185,15 @@ def test_nobody_may_compress(token, compression):
         assert ended[:2] == (0, "UNIMPLEMENTED")
 
 
-@pytest.mark.slow
 def test_memory_of_large_messages_is_given_back(token):
     with under_attack(token) as it:
         [pid] = it.gateways.pids
         before = rss_of(pid)
-        for _ in range(3):
-            ended = talk(it.address, [bytes(60 << 20)], token="secret")
-            assert ended[:2] == (0, "RESOURCE_EXHAUSTED")
-        wait_until(lambda: rss_of(pid) - before < 100 << 20)  # grpc may hold on to the last
+        attack = functools.partial(talk, it.address, [bytes(60 << 20)], token="secret")
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            ended = [future.result() for future in [pool.submit(attack) for _ in range(8)]]
+        assert {code for _, code, _ in ended} == {"RESOURCE_EXHAUSTED"}
+        wait_until(lambda: rss_of(pid) - before < 24 << 20, 60)
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +228,7 @@ def test_a_client_with_many_environments_gets_its_share_of_the_learner_and_no_mo
             it.wait_for_rollouts(256)
             seen = len(it.rollouts)
             it.wait_for_rollouts(800)
+        it.bystander.plays_on()
         recent = it.rollouts[seen : seen + 800]
         whose = [it.pool.client_of(int(rows["source"][0, 0])) for rows, _, _ in recent]
         assert set(whose) == {"name:worker", "name:stolen"}
@@ -238,7 +250,8 @@ def test_environments_of_a_stream_and_of_a_client_are_limited(
     with under_attack(limits=Limits(**limits), listen=[address_of(kind, tmp_path)]) as it:
         with client(it.address, 4):
             wait_until(lambda: sentence in caplog.text)
-            assert it.gateways.num_streams == 1
+            it.bystander.plays_on()
+            it.wait_for_streams(1)
         with client(it.address, 3):
             it.wait_for_environments(4)
         wait_until(
@@ -252,10 +265,13 @@ def test_environments_of_a_stream_and_of_a_client_are_limited(
 def test_a_server_that_has_too_many_environments_is_not_played_with(caplog):
     with (
         serving("127.0.0.1:0") as server,
-        learner(server_addresses=[server.server_address], limits=Limits(max_stream_envs=1)) as it,
+        under_attack(
+            server_addresses=[server.server_address], limits=Limits(max_stream_envs=1)
+        ) as it,
     ):
         wait_until(lambda: "A stream may have 1 environments, got 2" in caplog.text)
-        assert it.gateways.num_streams == 0
+        it.bystander.plays_on()
+        it.wait_for_streams(1)
 
 
 def test_who_is_connected_is_known_by_name(certificates, token):
@@ -348,12 +364,82 @@ def test_a_lane_lost_for_want_of_descriptors_shifts_no_other(kind, tmp_path, cap
             with room_for_descriptors(pid, 1):
                 later.enter_context(client(it.address, 2))
                 wait_until(lambda: lost in caplog.text)
-                it.wait_for_rollouts(5)
-                assert it.gateways.num_streams == 1
+                it.bystander.plays_on()
+                it.wait_for_streams(1)
             later.enter_context(client(it.address, 3))
             it.wait_for_environments(6)
             it.wait_for_rollouts(10)
+            wait_until(lambda: it.gateways.num_lanes == 3)  # what did not arrive is closed
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == 6
+
+
+def test_what_the_log_says_of_a_peer_is_one_line_of_printable_characters(token, caplog):
+    caplog.set_level("INFO")
+    name, failure = "evil\nINFO all is well\x1b[2J", "Traceback\n  raised here\n\x07boo\x1b[2J"
+    with under_attack(token) as it:
+        for message in (encode_failure(failure), b"\xff"):
+            talk(it.address, [hello(name=name), FIRST, message], token="secret")
+        wait_until(lambda: "raised: ?boo?[2J" in caplog.text)
+        wait_until(lambda: "Expected an EnvironmentMessage" in caplog.text)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("evil?INFO all is well?[2J joined" in line for line in lines)
+    assert [line for line in lines if not line.isprintable()] == []
+
+
+def test_new_names_of_figures_for_ever_take_neither_memory_nor_places(token):
+    """Those in `info`, which would be columns of the logs."""
+    options = {"num_actions": NUM_ACTIONS, "security": token}
+    frame = np.zeros(3, np.float32)
+    with under_attack(token) as it:
+        with contextlib.ExitStack() as stack:
+            attacker, other = (
+                stack.enter_context(torchbeast.connect(it.address, **options)) for _ in range(2)
+            )
+            attacker.step(frame)
+            for i in range(5 * MAX_NAMES):
+                attacker.step(frame, done=True, info={f"name {i}": 1.0})
+            other.step(frame)
+            other.step(frame, done=True, info={"score": 3.0})
+            sums = it.pool.take_info()
+        assert sums.pop("score") == (3.0, 1)
+        assert set(sums) == {f"name {i}" for i in range(MAX_NAMES)}
+    stats = RunningStats()
+    for i in range(5 * MAX_NAMES):
+        stats.add_info({f"name {i}": (1.0, 1)})
+    assert len(stats.info_names) == MAX_NAMES
+
+
+def test_streams_of_other_sizes_for_ever_take_no_memory(monkeypatch):
+    """Each needs a lane of its own."""
+    monkeypatch.setattr("libtorchbeast.actor_pool.MAX_LANES", 4)
+    with under_attack(limits=Limits(max_streams=3)) as it:
+        source = int(it.bystander.rollouts[0][0]["source"][0, 0])
+        for num_envs in range(2, 12):
+            with client(it.address, num_envs):
+                it.wait_for_streams(2)
+            it.wait_for_streams(1)
+        assert it.gateways.num_lanes <= 3
+        assert len(it.pool._client_of_lane) <= 4
+        assert it.pool.client_of(source) == "ipv4:127.0.0.1"
+
+
+@pytest.mark.parametrize("place", ["gateway", "learner"])
+def test_hosts_without_number_take_no_memory(place, monkeypatch):
+    """Whoever has the token and a network of IPv6 is another client at each call."""
+    monkeypatch.setattr("libtorchbeast.rpc.clients.MAX_CLIENTS", 3)
+    if place == "gateway":
+        clients = Clients(Limits())
+        for i in range(10):
+            with clients.playing(Watched(f"ipv4:192.0.2.{i}:1", pytest.fail), Hello("x", 1, None)):
+                pass
+        assert len(clients.take_news()) == 3
+        return
+    with under_attack() as it:
+        [gateway] = it.gateways._gateways
+        for i in range(10):
+            news = dataclasses.asdict(ClientFigures(f"host {i}", "x", "", 0.0))
+            it.gateways._handle(gateway, {"kind": "client", **news})
+        assert len(it.gateways.clients) == 3
 
 
 # ------------------------------------------------------------------------- a learner that attacks
@@ -379,6 +465,20 @@ def recorded():
     Recording.made.clear()
     Recording.taken.clear()
     return Recording
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_no_learner_may_compress_where_environments_listen(token, compression):
+    with (
+        serving("127.0.0.1:0", security=token) as server,
+        learner(server_addresses=[server.server_address], security=token) as it,
+    ):
+        it.wait_for_rollouts(1)
+        options = {"token": "secret", "compression": compression}
+        ended = talk(server.server_address, [bytes(32 << 20)], ENVIRONMENTS_METHOD, **options)
+        assert ended[:2] == (0, "UNIMPLEMENTED")
+        it.wait_for_rollouts(3)
+    check_rollouts(it.rollouts, it.unroll_length)
 
 
 def address_of(kind, tmp_path):

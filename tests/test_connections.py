@@ -58,6 +58,13 @@ def test_what_is_learnt_from_whom_is_written(connections, tmp_path):
     assert own["streams"] == ""
 
 
+def test_who_is_forgotten_by_the_gateway_is_forgotten_here(connections):
+    next(connections)
+    assert [row["name"] for row in connections._rows([BOX])] == [OWN, "box"]
+    assert [row["name"] for row in connections._rows([])] == [OWN, "name:box"]
+    assert [row["name"] for row in connections._rows([])] == [OWN]
+
+
 def test_a_run_to_which_nobody_connects_has_no_such_file(tmp_path):
     connections = Connections(FakeQueue(), tmp_path, lambda: 0, lambda source: "", list)
     next(connections)

@@ -164,13 +164,11 @@ def test_a_client_that_breaks_rules_is_told_which(naughty_run):
     assert code == 1, output
     for line in (
         "FAIL  waits for the Greeting: the client must wait for the Greeting, got another message",
+        "FAIL  does not hammer when it is refused with FAILED_PRECONDITION: at most 6 calls",
+        "FAIL  does not hammer when it is refused with UNAUTHENTICATED: at most 6 calls",
         "says nothing: the client still runs 10 s after SIGTERM",
     ):
         assert line in output, output
-    # On a busy machine three seconds may be too few for seven calls, but hardly twice.
-    refusals = ("FAILED_PRECONDITION", "UNAUTHENTICATED")
-    hammers = "FAIL  does not hammer when it is refused with {}: at most 6 calls in 3 s"
-    assert any(hammers.format(status) in output for status in refusals), output
 
 
 def test_a_mistake_is_one_sentence(conformance):

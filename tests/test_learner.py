@@ -410,6 +410,15 @@ def test_rollouts_of_weights_too_old_are_dropped_and_counted():
         assert torch.equal(ours, theirs)
 
 
+def test_rollouts_that_were_held_back_are_dropped_by_default():
+    learner, batch = make_learner(FLAGS), random_batch()
+    learner.stats.updates = 1000
+    batch["version"] = torch.full((T, B), 999)
+    batch["version"][:, 1] = -1  # 1001 updates old
+    learner.step(batch, ())
+    assert learner.stats.summary()["dropped_rollouts"] == 1
+
+
 def test_a_batch_with_nothing_to_learn_makes_no_version():
     """Or the rollouts to come would be older still, and dropped in their turn."""
     learner = make_learner(dataclasses.replace(FLAGS, max_policy_lag=0))

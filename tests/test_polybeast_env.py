@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -56,7 +55,7 @@ def test_environments_that_are_refused_wait_and_are_asked_for_again(tmp_path):
         process = start("--connect", it.address, "--env", "tests.helpers.counting:Counting",
                         "--token_file", str(mine))  # fmt: skip
         try:
-            time.sleep(3)
+            wait_until(lambda: any(client.refused for client in it.gateways.clients))
             assert process.poll() is None
             write_secret(mine, "secret")
             it.wait_for_environments(1)

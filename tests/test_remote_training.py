@@ -1,13 +1,19 @@
 """Training with environments elsewhere, as users run it: what is killed is restarted."""
 
 import csv
+import functools
 import re
 import signal
 import sys
+import threading
 
+import numpy as np
 import psutil
 import pytest
+import torch
 
+import torchbeast
+from tests.helpers.threads import run_in_threads
 from tests.helpers.training import (
     ROOT,
     TIMEOUT_S,
@@ -40,11 +46,19 @@ def learn_on(training):
     training.wait_for_step(training.step + MORE_THAN_IS_ON_ITS_WAY)
 
 
+def read_connections(training):
+    path = training.folder / "connections.csv"
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
 def connections(training):
     """From whom something was learnt lately."""
-    path = training.folder / "connections.csv"
-    rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+    rows = read_connections(training)
     return [row for row in rows if row["share"] == "1.000" and int(row["environments"]) > 0]
+
+
+def num_streams(training):
+    return sum(int(row["streams"] or 0) for row in read_connections(training))
 
 
 def gateway_of(training):
@@ -102,6 +116,71 @@ def test_environments_wait_for_a_learner_and_for_the_next_one(tmp_path, learner_
         assert environments.end(signal.SIGTERM) == 0
         assert "Traceback" not in environments.output
     assert not list(tmp_path.glob("socket*"))
+
+
+def test_sigterm_lets_clients_wait_for_the_next_learner(tmp_path):
+    """Environments and simulators at a port: none of them fails, and none starts anew."""
+    with start_learner(tmp_path, "127.0.0.1:0", False) as training:
+        training.wait_for(lambda: listening_at(training), "address")
+        address = listening_at(training)
+        program = [sys.executable, "-m", "tests.helpers.episodes", address, "2", "stay"]
+        with (
+            start_environments(tmp_path, address, False) as environments,
+            Background(program, tmp_path / "simulators", cwd=ROOT) as simulators,
+        ):
+            training.wait_for(lambda: num_streams(training) == 4, "all streams")
+            family = environments.family()
+            learn_on(training)
+            assert training.end(signal.SIGTERM) == 0
+            environments.wait_for(
+                lambda: "The learner is ending; try again later. Dialing" in environments.output,
+                "message",
+            )
+            (training.folder / "connections.csv").unlink()
+            with start_learner(tmp_path, address, False) as second:
+                second.wait_for(lambda: "Resuming at step" in second.output, "resumption")
+                second.wait_for_step(1)
+                second.wait_for(lambda: num_streams(second) == 4, "all streams")
+                learn_on(second)
+                assert environments.family() == family
+                assert simulators.process.poll() is None
+                assert second.end(signal.SIGTERM) == 0
+            assert environments.end(signal.SIGTERM) == 0
+            assert simulators.end(signal.SIGTERM) == -signal.SIGTERM
+            assert "refused these environments" not in environments.output
+            assert "Traceback" not in environments.output + simulators.output
+
+
+def test_huge_frames_and_rewards_end_no_run(tmp_path):
+    """As large as the gateway lets through; what is learnt from others is learnt."""
+    args = ("--env", "CartPole-v1", "--listen", "127.0.0.1:0", "--total_steps", "100000000")
+    over = threading.Event()
+
+    def attack(address):
+        numbers = np.random.default_rng(1)
+        with torchbeast.connect(address, num_actions=2) as actor:
+            while not over.is_set():
+                frame = 1e9 * numbers.choice([-1, 1], 4).astype(np.float32)
+                actor.step(frame, 1e9 * numbers.choice([-1, 1]), done=bool(numbers.integers(2)))
+
+    with Training("polybeast_learner", tmp_path, *args) as training:
+        training.wait_for(lambda: listening_at(training), "address")
+        address = listening_at(training)
+        where = ("--num_servers", "1", "--connect", address)
+        with RemoteEnvironments(tmp_path, "--env", "CartPole-v1", *where) as environments:
+            training.wait_for_step(1)
+            with run_in_threads(functools.partial(attack, address)):
+                try:
+                    training.wait_for(lambda: num_streams(training) == 3, "three streams")
+                    learn_on(training)
+                finally:
+                    over.set()
+            learn_on(training)
+            assert training.end(signal.SIGTERM) == 0
+            assert environments.end(signal.SIGTERM) == 0
+        assert "Traceback" not in training.output
+    weights = torch.load(training.folder / "model.tar", weights_only=True)["model_state_dict"]
+    assert all(value.isfinite().all() for value in weights.values())
 
 
 def test_simulators_that_leave_after_each_episode_teach_as_well_as_those_that_stay(tmp_path):

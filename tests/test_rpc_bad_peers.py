@@ -6,7 +6,6 @@ import random
 import selectors
 import socket
 import threading
-import time
 
 import grpc
 import numpy as np
@@ -26,13 +25,16 @@ from libtorchbeast.rpc.messages import (
 )
 from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import ArraySpec
-from tests.helpers.attacks import send_path, silent_streams
+from tests.helpers.attacks import send_path, silent_streams, under_attack
 from tests.helpers.counting import counting_group
-from tests.helpers.remote import check_rollouts, client, learner
+from tests.helpers.remote import client, learner
 from tests.helpers.threads import run_in_threads, wait_until
 from tests.test_rpc_messages import mutate
 
-pytestmark = pytest.mark.xdist_group("bad_peers")  # one learner for all of them
+pytestmark = [
+    pytest.mark.xdist_group("bad_peers"),  # one learner for most of them
+    pytest.mark.timeout(400),
+]
 
 SPEC = Spec(ArraySpec("float32", (3,)), ArraySpec("int64"))
 HELLO = encode_hello(Hello("peer", 1, SPEC))
@@ -50,7 +52,6 @@ def later_row():
 
 FIRST, LATER = encode_step(first_row()), encode_step(later_row())
 LIMITS = Limits(
-    max_stream_envs=2048,
     max_message_bytes=1 << 20,
     connections_at_once=100_000,
     connections_per_s=1e6,
@@ -63,22 +64,19 @@ NUM_STREAMS = 2_000
 
 
 @pytest.fixture(scope="module")
-def it():
-    """A learner with one good client, whose rows are checked at the end."""
-    with learner(listen=["127.0.0.1:0"], limits=LIMITS) as it:
-        with client(it.address):
-            it.wait_for_environments(1)
-            good = it.rollouts[0][0]["frame"][0, 0, 0]
-            [pid] = it.gateways.pids
-            yield it
-            it.wait_for_rollouts(5)
-        assert it.gateways.pids == [pid]
-        assert it.gateways.supervisor.num_restarts == 0
-    of_good = [rollout for rollout in it.rollouts if rollout[0]["frame"][0, 0, 0] == good]
-    assert check_rollouts(of_good, it.unroll_length)[int(good)] > 20
+def one_for_all():
+    with under_attack(limits=LIMITS, one_stream=False) as it:
+        yield it
 
 
-def talk(address, messages, method=LEARNER_METHOD, timeout_s=30, token="", compression=None):
+@pytest.fixture
+def it(one_for_all):
+    """A learner with a client that goes on after each of these tests, and is checked at the end."""
+    yield one_for_all
+    one_for_all.bystander.plays_on()
+
+
+def talk(address, messages, method=LEARNER_METHOD, timeout_s=100, token="", compression=None):
     """Send messages, each after the answer to the one before; (number of answers, code, text)."""
     outgoing = queue.SimpleQueue()
     num_answers = 0
@@ -223,21 +221,18 @@ def test_who_takes_no_step_is_not_waited_for(it):
 
 def test_who_says_nothing_makes_room_for_who_comes_later():
     limits = Limits(max_streams=4, max_introductions=5, handshake_s=60.0)
-    with learner(listen=["127.0.0.1:0"], limits=limits) as it, client(it.address):
-        it.wait_for_environments(1)
-        with silent_streams(it.address, 12) as calls:
-            wait_until(lambda: sum(not call.is_active() for call in calls) >= 7)
-            assert talk(it.address, [HELLO, FIRST])[:2] == (2, "OK")
-            ended = [call for call in calls if not call.is_active()]
-            assert {call.code() for call in ended} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-            assert "introduce yourself at once" in ended[0].details()
-        it.wait_for_rollouts(3)
+    with under_attack(limits=limits) as it, silent_streams(it.address, 12) as calls:
+        wait_until(lambda: sum(not call.is_active() for call in calls) >= 7)
+        assert talk(it.address, [HELLO, FIRST])[:2] == (2, "OK")
+        it.bystander.plays_on()
+        ended = [call for call in calls if not call.is_active()]
+        assert {call.code() for call in ended} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert "introduce yourself at once" in ended[0].details()
 
 
 def test_unauthenticated_peers_do_not_fill_the_log(caplog):
     others = Spec(ArraySpec("uint8", (2,)), ArraySpec("int64"))
-    with learner(listen=["127.0.0.1:0"]) as it, client(it.address):
-        it.wait_for_environments(1)
+    with under_attack() as it:
         for size in range(1, 4 * MAX_UNAUTHENTICATED_TEXTS):
             assert talk(it.address, [b"\xff" * size])[1] == "INVALID_ARGUMENT"
         wrong = encode_hello(Hello("x", 1, others))
@@ -248,8 +243,8 @@ def test_unauthenticated_peers_do_not_fill_the_log(caplog):
 
 
 @pytest.mark.slow
-def test_who_stops_reading_is_not_waited_for(it):
-    num_envs = LIMITS.max_stream_envs
+def test_who_stops_reading_is_not_waited_for():
+    num_envs = 2048
     rows = [first_row(), later_row()]
     first, later = (
         encode_step({name: np.repeat(value, num_envs, axis=0) for name, value in row.items()})
@@ -263,11 +258,12 @@ def test_who_stops_reading_is_not_waited_for(it):
         while not over.is_set():
             yield later
 
-    with grpc.insecure_channel(it.address) as channel:
-        call = channel.stream_stream("/" + "/".join(LEARNER_METHOD))(messages(), timeout=60)
+    limits = Limits(max_stream_envs=num_envs, write_s=3.0)
+    with under_attack(limits=limits) as it, grpc.insecure_channel(it.address) as channel:
+        call = channel.stream_stream("/" + "/".join(LEARNER_METHOD))(messages(), timeout=200)
         try:
             it.wait_for_streams(2)
-            it.wait_for_streams(1)  # nobody reads, and the gateway gives up
+            it.wait_for_streams(1, 100)  # nobody reads, and the gateway gives up
             with pytest.raises(grpc.RpcError) as caught:
                 for _ in call:
                     pass
@@ -363,16 +359,14 @@ def test_a_half_open_connection_is_noticed(it):
             with client(cable.address, make=lambda: counting_group(1)):
                 it.wait_for_streams(2)
                 cable.pulled.set()
-                start = time.monotonic()
                 it.wait_for_streams(1)  # though nothing says that the other end is gone
-                assert time.monotonic() - start < 20
         finally:
             cable.over.set()
 
 
 def test_a_host_that_comes_too_often_is_told_to_wait():
-    limits = Limits(connections_at_once=2, connections_per_s=0.001)
-    with learner(listen=["127.0.0.1:0"], limits=limits) as it:
+    limits = Limits(connections_at_once=3, connections_per_s=0.001)  # one is the bystander's
+    with under_attack(limits=limits) as it:
         codes = [talk(it.address, [HELLO])[1:] for _ in range(3)]
     assert [code for code, _ in codes] == ["OK", "OK", "RESOURCE_EXHAUSTED"]
     assert "A host may open 0.001 streams a second" in codes[2][1]

@@ -214,6 +214,16 @@ def test_a_gateway_that_hangs_is_restarted(monkeypatch):
             it.wait_for_environments(1)
 
 
+def test_who_left_with_its_gateway_is_no_longer_connected():
+    with learner(listen=["127.0.0.1:0"]) as it:
+        with client(it.address, 2):
+            wait_until(lambda: [c.environments for c in it.gateways.clients] == [2])
+            os.kill(it.gateways.pids[0], signal.SIGSTOP)  # so that it cannot say who leaves
+        os.kill(it.gateways.pids[0], signal.SIGKILL)
+        wait_until(lambda: it.gateways.supervisor.num_restarts == 1)
+        assert [(c.streams, c.environments) for c in it.gateways.clients] == [(0, 0)]
+
+
 def test_nothing_is_left_behind():
     def play():
         with learner(listen=["127.0.0.1:0"]) as it:

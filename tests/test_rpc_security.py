@@ -22,6 +22,7 @@ from libtorchbeast.rpc.limits import ConnectionRate, Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import Lane, map_lane
 from libtorchbeast.specs import INT64
+from tests.helpers.attacks import under_attack
 from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.counting import NUM_ACTIONS, counting_group
 from tests.helpers.remote import learner
@@ -348,9 +349,8 @@ def test_a_certificate_that_cannot_be_revoked_is_refused_where_names_are(tmp_pat
 
 
 def test_who_guesses_tokens_is_slowed_down(token):
-    limits = Limits(connections_at_once=2, connections_per_s=0.001)
-    security = Security(token_file=token)
-    with learner(listen=["127.0.0.1:0"], limits=limits, security=security) as it:
+    limits = Limits(connections_at_once=3, connections_per_s=0.001)  # one is the bystander's
+    with under_attack(Security(token_file=token), limits=limits) as it:
         codes = [talk(it.address, [HELLO], token="a guess")[1] for _ in range(3)]
     assert codes == ["UNAUTHENTICATED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED"]
 

@@ -117,16 +117,17 @@ class Clients:
     def _figures(self, key: str, stream: "Watched", name: str = "") -> ClientFigures:
         figures = self._clients.get(key)
         if figures is None:
-            self._forget_one()
+            make_room(self._clients)
             address = host_of(stream.peer)
             figures = ClientFigures(key, stream.certified_name or name, address, time.time())
             self._clients[key] = figures
         self._changed.add(key)
         return figures
 
-    def _forget_one(self) -> None:
-        """If there are too many: whoever came first of those that have left."""
-        if len(self._clients) >= MAX_CLIENTS:
-            gone = next((key for key, it in self._clients.items() if it.streams == 0), None)
-            if gone is not None:
-                del self._clients[gone]
+
+def make_room(clients: dict[str, ClientFigures]) -> None:
+    """For one more: forget whoever came first of those that have left, if there are too many."""
+    if len(clients) >= MAX_CLIENTS:
+        gone = next((key for key, figures in clients.items() if figures.streams == 0), None)
+        if gone is not None:
+            del clients[gone]

@@ -16,7 +16,6 @@ import contextlib
 import json
 import logging
 import sys
-import time
 import traceback
 
 from libtorchbeast.helper_process import SupervisorLine
@@ -28,8 +27,6 @@ from libtorchbeast.rpc.grpc_streams import Watched, watch
 from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.shared_lanes import allow_descriptors
 
-TRIM_S = 5.0  # between two times that freed memory is given back
-
 
 async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
     """Until the learner says so, or is gone."""
@@ -38,16 +35,11 @@ async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
     streams: set[Watched] = set()
     listener = Listener(config, line, streams)
     dialer = Dialer(config, line, streams)
-    trimmed_at = time.monotonic()
 
     def tick() -> None:
-        nonlocal trimmed_at
         supervisor.tick()
         listener.check_names()
         line.send_news()
-        if time.monotonic() - trimmed_at > TRIM_S:
-            trimmed_at = time.monotonic()
-            give_memory_back()
 
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -72,6 +64,7 @@ def main(text: str) -> None:
     supervisor = SupervisorLine(values.pop("line"))
     config = GatewayConfig(**values)
     be_killed_first()
+    give_memory_back()
     allow_descriptors(DESCRIPTORS_PER_STREAM * config.limits["max_streams"])
     try:
         asyncio.run(run(config, supervisor))

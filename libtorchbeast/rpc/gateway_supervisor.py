@@ -18,7 +18,7 @@ from typing import Any
 from libtorchbeast.helper_process import Helper
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rows import Spec
-from libtorchbeast.rpc.clients import ClientFigures
+from libtorchbeast.rpc.clients import ClientFigures, make_room
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig, GatewaysConfig
 from libtorchbeast.rpc.lane_grants import GatewayLanes, LaneGrants
 from libtorchbeast.shared_lanes import ENVIRONMENT, Lane, allow_descriptors
@@ -58,6 +58,8 @@ class _Gateway:
         self.is_ready = False
         self.num_streams = 0
         self.waiting.clear()
+        for figures in self.clients.values():
+            figures.streams = figures.environments = 0
         self.lanes.forget_process()
 
     def send(self, kind: str, **values: Any) -> None:
@@ -110,6 +112,11 @@ class Gateways:
     def num_streams(self) -> int:
         """Streams that are open."""
         return sum(gateway.num_streams for gateway in self._gateways)
+
+    @property
+    def num_lanes(self) -> int:
+        """Of the streams, and for those to come."""
+        return sum(len(gateway.lanes.lanes) for gateway in self._gateways)
 
     @property
     def pids(self) -> list[int]:
@@ -258,6 +265,8 @@ class Gateways:
         elif kind == "streams":
             gateway.num_streams, gateway.waiting = message["number"], message["waiting"]
         elif kind == "client":
+            if message["key"] not in gateway.clients:
+                make_room(gateway.clients)
             gateway.clients[message["key"]] = ClientFigures(
                 **{field.name: message[field.name] for field in dataclasses.fields(ClientFigures)}
             )

@@ -39,6 +39,7 @@ class Learner:
         """
         self._update_s = update_s
         self._agent = agent
+        self.bystander: Any = None  # see attacks.py
         self.unroll_length = unroll_length
         self.rollouts: list[Any] = []  # as (rows, outputs, state), of one column each, NumPy
         self.queue = libtorchbeast.BatchingQueue(

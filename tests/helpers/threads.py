@@ -28,7 +28,7 @@ def run_in_threads(*functions: Callable[[], object]) -> Iterator[list[threading.
     assert not any(thread.is_alive() for thread in threads)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "took too long"

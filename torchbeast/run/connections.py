@@ -109,6 +109,8 @@ class Connections:
                     row["since"] = since.isoformat(" ", "seconds")
                 rows.append(row)
                 learnt.recent_steps = learnt.recent_lag = 0
+                if key and not recent and figures is None:  # it has left, and is forgotten
+                    del self._learnt[key]
         return rows
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
