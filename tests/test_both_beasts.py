@@ -57,7 +57,9 @@ def test_memory_is_learnt_with_lstm(beast, tmp_path):
 def test_actors_that_wait_for_the_learner_have_no_lag(beast, tmp_path, hold):
     args = ("--num_actors", "1", "--envs_per_actor", "16", "--batch_size", "16")  # one group
     args += ("--hold_actors" if hold else "--no-hold_actors", "--log_interval_s", "0.2")
-    result = run(beast, tmp_path, "--env", "Catch", "--total_steps", "30000", *args, "--xpid", "run")
+    result = run(
+        beast, tmp_path, "--env", "Catch", "--total_steps", "30000", *args, "--xpid", "run"
+    )
     assert result.returncode == 0, result.stderr
     lags = [float(row["policy_lag"]) for row in read_logs(tmp_path / "run") if row["policy_lag"]]
     assert (max(lags) == 0) == hold
