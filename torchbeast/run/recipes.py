@@ -16,8 +16,8 @@ from torchbeast.models.frames import find_layout
 # Small observations, PPO's way: steps are cheap, and so are updates, so each batch is learnt from
 # several times, within a clip. Environments wait for the learner, and there is one for each place
 # in a batch, so that the policy that learns is the one that acted. Rewards are of any size, from 1
-# a step to 100 at the end, hence scaled. Importance weights are hardly clipped; docs/architecture.md
-# says why.
+# a step to 100 at the end, hence scaled. Why importance weights are hardly clipped is in
+# docs/architecture.md.
 VECTOR = {
     "total_steps": 1_000_000,
     "unroll_length": 64,
