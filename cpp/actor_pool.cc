@@ -40,16 +40,16 @@ class Timer {
 // The learner's queue may count on rollouts while it lives.
 class Membership {
  public:
-  Membership(BatchingQueue& queue, std::int64_t num_envs) : queue_(queue), num_envs_(num_envs) {
-    queue_.join(num_envs_);
+  Membership(BatchingQueue& queue, BatchingQueue::Member& member) : queue_(queue), member_(member) {
+    queue_.join(member_);
   }
-  ~Membership() { queue_.leave(num_envs_); }
+  ~Membership() { queue_.leave(member_); }
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
  private:
   BatchingQueue& queue_;
-  const std::int64_t num_envs_;
+  BatchingQueue::Member& member_;
 };
 
 // One row of agent state, seen as num_envs equal ones.
@@ -95,7 +95,7 @@ void check_lane(const Lane& lane) {
 class ActorPool::Actor {
  public:
   Actor(ActorPool& pool, const Lane& lane)
-      : pool_(pool), lane_(lane), num_envs_(num_envs_of(lane.row)) {}
+      : pool_(pool), lane_(lane), num_envs_(num_envs_of(lane.row)), member_{num_envs_} {}
 
   void run() {
     while (wait_for_rows()) {
@@ -108,7 +108,7 @@ class ActorPool::Actor {
   // From the first row to the last. A row is kept while the agent looks at it; only the last of a
   // rollout is kept before: the learner may be busy, and the agent's next weights should be new.
   void play() {
-    const Membership member(pool_.learner_queue_, num_envs_);
+    const Membership membership(pool_.learner_queue_, member_);
     state_ = state_at_start_ = repeat(pool_.initial_agent_state_, num_envs_);
     started_ = Clock::now();
     rollout_.emplace(lane_.row, pool_.unroll_length_, pool_.pool_);
@@ -178,7 +178,7 @@ class ActorPool::Actor {
     const Timer timer(pool_.counts_.ns_for_learner);
     // Others that take as long again for their rollouts are waited for.
     pool_.learner_queue_.give(tuple_of_nests({rollout.contents(), state_at_start_}), poll_,
-                              lane_.client, Clock::now() - started_ + kPatience);
+                              lane_.client, &member_, Clock::now() - started_ + kPatience);
     pool_.counts_.rollouts += num_envs_;
   }
 
@@ -196,6 +196,7 @@ class ActorPool::Actor {
   ActorPool& pool_;
   const Lane& lane_;
   const std::int64_t num_envs_;
+  BatchingQueue::Member member_;
   ArrayNest state_;
   ArrayNest state_at_start_;   // Of the rollout, before the agent saw its first row.
   Clock::time_point started_;  // The rollout.

@@ -8,18 +8,18 @@
 namespace torchbeast {
 
 void BatchingQueue::enqueue(ArrayNest nest, const Poll& poll) {
-  push(std::move(nest), 0, false, poll, {});
+  push(std::move(nest), 0, false, poll, nullptr, {});
 }
 
-void BatchingQueue::give(ArrayNest nest, const Poll& poll, std::int64_t client,
+void BatchingQueue::give(ArrayNest nest, const Poll& poll, std::int64_t client, Member* member,
                          Clock::duration patience) {
-  push(std::move(nest), client, true, poll, patience);
+  push(std::move(nest), client, true, poll, member, patience);
 }
 
 void BatchingQueue::push(ArrayNest nest, std::int64_t client, bool given, const Poll& poll,
-                         Clock::duration patience) {
+                         Member* member, Clock::duration patience) {
   const std::int64_t num_rows = count_rows(nest, queue_.options().batch_dim);
-  queue_.push(std::make_shared<Item>(Item{std::move(nest), num_rows, client, given}), poll,
+  queue_.push(std::make_shared<Item>(Item{std::move(nest), num_rows, client, given}), poll, member,
               patience);
 }
 

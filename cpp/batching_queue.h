@@ -17,7 +17,16 @@ namespace torchbeast {
 
 // All methods may be called from any thread.
 class BatchingQueue {
+  struct Item {
+    ArrayNest nest;
+    std::int64_t num_rows;
+    std::int64_t client;
+    bool given;
+  };
+
  public:
+  using Member = RowQueue<Item>::Member;  // See row_queue.h.
+
   explicit BatchingQueue(const QueueOptions& options) : queue_(options) {}
 
   // Keeps the nest's memory alive and reads it when a batch is assembled. Waits while the queue is
@@ -27,11 +36,11 @@ class BatchingQueue {
   // As enqueue(), for memory that nobody else will touch again: if the item happens to be a whole
   // batch, it is handed out as it is, without a copy. Patience: see row_queue.h.
   void give(ArrayNest nest, const Poll& poll = {}, std::int64_t client = 0,
-            Clock::duration patience = {});
+            Member* member = nullptr, Clock::duration patience = {});
 
-  // Between these calls somebody gives items of so many rows, one after the other.
-  void join(std::int64_t num_rows) { queue_.join(num_rows); }
-  void leave(std::int64_t num_rows) { queue_.leave(num_rows); }
+  // Between these calls a member gives items, one after the other.
+  void join(Member& member) { queue_.join(member); }
+  void leave(Member& member) { queue_.leave(member); }
 
   // The next batch; nothing once the queue is closed.
   std::optional<ArrayNest> dequeue(const Poll& poll = {});
@@ -41,14 +50,7 @@ class BatchingQueue {
   bool is_closed() const { return queue_.is_closed(); }
 
  private:
-  struct Item {
-    ArrayNest nest;
-    std::int64_t num_rows;
-    std::int64_t client;
-    bool given;
-  };
-
-  void push(ArrayNest nest, std::int64_t client, bool given, const Poll& poll,
+  void push(ArrayNest nest, std::int64_t client, bool given, const Poll& poll, Member* member,
             Clock::duration patience);
 
   RowQueue<Item> queue_;

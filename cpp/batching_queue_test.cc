@@ -139,10 +139,15 @@ TEST_CASE("a producer that is held back and interrupted takes its item with it")
   CHECK(values(*queue.dequeue()) == Values{5});
 }
 
+using Member = BatchingQueue::Member;
+
 // A queue without room, and what its producers and its consumer do.
 class WithoutRoom {
  public:
-  explicit WithoutRoom(std::int64_t batch_size) : queue(sizes(batch_size, batch_size, 0)) {}
+  WithoutRoom(std::int64_t batch_size, const std::vector<Member*>& members)
+      : queue(sizes(batch_size, batch_size, 0)) {
+    for (Member* member : members) queue.join(*member);
+  }
 
   ~WithoutRoom() {
     queue.close();
@@ -150,10 +155,11 @@ class WithoutRoom {
   }
 
   // Gives rows in a thread of its own; counts itself in `num_back` when it may go on.
-  void give(const Values& rows, Clock::duration patience = std::chrono::hours(1)) {
+  void give(const Values& rows, Member* member = nullptr,
+            Clock::duration patience = std::chrono::hours(1)) {
     threads_.emplace_back([=] {
       try {
-        queue.give(make_leaf(rows), [this] { ++num_polls; }, 0, patience);
+        queue.give(make_leaf(rows), [this] { ++num_polls; }, 0, member, patience);
         ++num_back;
       } catch (const ClosedBatchingQueue&) {
       }
@@ -174,17 +180,17 @@ class WithoutRoom {
 };
 
 TEST_CASE("with a queue of size 0 producers wait until the consumer is back for more") {
-  WithoutRoom it(2);
-  it.queue.join(2);
-  it.give({1});
-  it.give({2});
+  Member a{1}, b{1};
+  WithoutRoom it(2, {&a, &b});
+  it.give({1}, &a);
+  it.give({2}, &b);
   CHECK(it.queue.dequeue());
   it.wait_a_while();
   CHECK(it.num_back == 0);  // The consumer is busy with what they gave.
   std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
   while (it.num_back < 2) std::this_thread::yield();
-  it.give({3});
-  it.give({4});
+  it.give({3}, &a);
+  it.give({4}, &b);
   consumer.join();
   it.wait_a_while();
   CHECK(it.num_back == 2);
@@ -192,9 +198,12 @@ TEST_CASE("with a queue of size 0 producers wait until the consumer is back for 
 
 TEST_CASE("with a queue of size 0 too few producers fill a batch in turns") {
   BatchingQueue queue(sizes(3, 3, 0));
-  queue.join(1);
-  std::thread producer([&queue] {
-    const auto give = [&queue](int i) { queue.give(make_leaf({i}), {}, 0, std::chrono::hours(1)); };
+  Member member{1};
+  queue.join(member);
+  std::thread producer([&] {
+    const auto give = [&](int i) {
+      queue.give(make_leaf({i}), {}, 0, &member, std::chrono::hours(1));
+    };
     give(1);
     give(2);
     CHECK_THROWS_AS(give(3), ClosedBatchingQueue);  // The consumer does not come back.
@@ -205,45 +214,60 @@ TEST_CASE("with a queue of size 0 too few producers fill a batch in turns") {
 }
 
 TEST_CASE("with a queue of size 0 who leaves is not waited for") {
-  WithoutRoom it(2);
-  it.queue.join(2);
+  Member a{1}, b{1};
+  WithoutRoom it(2, {&a, &b});
   std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
-  it.give({1});
+  it.give({1}, &a);
   it.wait_a_while();
   CHECK(it.num_back == 0);
-  it.queue.leave(1);
+  it.queue.leave(b);
   while (it.num_back < 1) std::this_thread::yield();
-  it.give({2});
+  it.give({2}, &a);
   consumer.join();
 }
 
-TEST_CASE("with a queue of size 0 slow producers are waited for with patience") {
-  WithoutRoom it(2);
-  it.queue.join(2);
+TEST_CASE("with a queue of size 0 who is late is waited for once") {
+  Member a{1}, late{2};
+  WithoutRoom it(3, {&a, &late});
   std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
-  it.give({1}, std::chrono::milliseconds(50));
+  it.give({1}, &a, std::chrono::milliseconds(50));
   while (it.num_back < 1) std::this_thread::yield();
-  it.give({2});
+  it.give({2}, &a);  // Has the patience of an hour, and does not need it.
+  while (it.num_back < 2) std::this_thread::yield();
+  it.give({3}, &late);
   consumer.join();
+}
+
+TEST_CASE("with a queue of size 0 patience is for producers, not for a busy consumer") {
+  Member a{1}, b{1}, c{1};
+  WithoutRoom it(2, {&a, &b, &c});
+  it.give({1}, &a);
+  it.give({2}, &b);
+  CHECK(it.queue.dequeue());
+  it.give({3}, &c, std::chrono::milliseconds(50));
+  it.wait_a_while();
+  CHECK(it.num_back == 0);
 }
 
 TEST_CASE("with a queue of size 0 a producer may be interrupted at any time") {
   BatchingQueue queue(sizes(1, 1, 0));
-  queue.join(1);
+  Member member{1};
+  queue.join(member);
   struct Interrupt {};
-  CHECK_THROWS_AS(queue.give(make_leaf({1}), [] { throw Interrupt(); }), Interrupt);
+  CHECK_THROWS_AS(queue.give(make_leaf({1}), [] { throw Interrupt(); }, 0, &member), Interrupt);
   std::atomic<bool> taken{false};
   std::thread producer([&] {
     const auto poll = [&taken] {
       if (taken) throw Interrupt();
     };
-    CHECK_THROWS_AS(queue.give(make_leaf({2}), poll), Interrupt);
+    CHECK_THROWS_AS(queue.give(make_leaf({2}), poll, 0, &member), Interrupt);
   });
   CHECK(values(*queue.dequeue()) == Values{2});
   taken = true;
   producer.join();
   std::thread consumer([&queue] { CHECK(values(*queue.dequeue()) == Values{3}); });
-  std::thread last([&queue] { CHECK_THROWS_AS(queue.give(make_leaf({3})), ClosedBatchingQueue); });
+  std::thread last(
+      [&] { CHECK_THROWS_AS(queue.give(make_leaf({3}), {}, 0, &member), ClosedBatchingQueue); });
   consumer.join();
   queue.close();
   last.join();

@@ -10,10 +10,10 @@
 // A full queue holds producers back, and not their items: else one large item would keep all other
 // clients out.
 //
-// With a maximum_queue_size of 0 nobody runs ahead of the consumers: a producer goes on when the
-// consumer that took its item is back for the next. A consumer that waits lets producers go on
-// sooner if there are too few others at work to fill its batch (see join()), or if they take longer
-// than the producer's patience.
+// With a maximum_queue_size of 0 nobody runs ahead of the consumers: a producer goes on when a
+// consumer is back for the next batch. Consumers that wait let producers go on sooner if there are
+// too few others at work to fill a batch (see Member), or if they take longer than the producer's
+// patience; who is late is not counted on until it brings something.
 #pragma once
 
 #include <algorithm>
@@ -73,24 +73,33 @@ class RowQueue {
 
   explicit RowQueue(const QueueOptions& options) : options_(options) { options_.check(); }
 
-  // From here on somebody makes items of so many rows, one after the other; until leave().
-  void join(std::int64_t num_rows) {
+  // Somebody who makes items of so many rows, one after the other, from join() to leave().
+  struct Member {
+    std::int64_t num_rows;
+    bool is_expected = false;  // Is at work on the next, and not late.
+  };
+
+  void join(Member& member) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    num_joined_rows_ += num_rows;
+    members_.push_back(&member);
+    expect(member, true);
   }
 
-  void leave(std::int64_t num_rows) {
+  void leave(Member& member) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    num_joined_rows_ -= num_rows;
+    members_.remove(&member);
+    expect(member, false);
     admit_producers();
   }
 
   // Waits while the queue is full and nothing of the item is taken. Throws when the item does not
   // fit those that wait.
-  void push(std::shared_ptr<Item> item, const Poll& poll, Clock::duration patience = {}) {
+  void push(std::shared_ptr<Item> item, const Poll& poll, Member* member = nullptr,
+            Clock::duration patience = {}) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
     check_fits_others(*item);
+    if (member) expect(*member, false);
     const std::int64_t client = item->client;
     const std::int64_t num_rows = item->num_rows;
     Line& line = lines_[client];
@@ -100,19 +109,21 @@ class RowQueue {
     num_held_rows_ += num_rows;
     if (may_go_on(true)) {
       num_held_rows_ -= num_rows;
+      if (member) expect(*member, true);
       lock.unlock();
       rows_.notify_one();
       return;
     }
     Producer producer;
+    producer.member = member;
     hold(producer, *entry);
     rows_.notify_one();
     const auto is_over = [&] { return closed_ || producer.state == Producer::kReleased; };
     try {
-      if (options_.maximum_queue_size == 0 &&
-          !wait(producer.released, lock, Clock::now() + patience, poll, is_over)) {
-        producer.is_patient = false;
-        admit_producers();
+      while (options_.maximum_queue_size == 0 && producer.is_patient &&
+             !wait(producer.released, lock, Clock::now() + std::max(patience, kMinPatience), poll,
+                   is_over)) {
+        if (num_consumers_waiting_ > 0) lose_patience(producer);
       }
       wait(producer.released, lock, {}, poll, is_over);
     } catch (...) {
@@ -129,7 +140,7 @@ class RowQueue {
     std::unique_lock<std::mutex> lock(mutex_);
     {
       const Counted waiting(num_consumers_waiting_);
-      for (Producer* producer : taken_) producer->release();
+      for (Producer* producer : taken_) release(*producer);
       taken_.clear();
       admit_producers();
       do {
@@ -174,6 +185,8 @@ class RowQueue {
   const QueueOptions& options() const { return options_; }
 
  private:
+  static constexpr Clock::duration kMinPatience = 2 * kPollInterval;  // Or nobody would poll.
+
   struct Entry;
 
   // Counts itself while it lives.
@@ -195,11 +208,7 @@ class RowQueue {
     State state = kHeld;
     bool is_patient = true;
     Entry* entry = nullptr;  // While it is held.
-
-    void release() {
-      state = kReleased;
-      released.notify_one();
-    }
+    Member* member = nullptr;
   };
 
   struct Entry {
@@ -215,10 +224,28 @@ class RowQueue {
     if (!options_.maximum_queue_size) return true;
     if (*options_.maximum_queue_size > 0)
       return num_rows_ - num_held_rows_ < *options_.maximum_queue_size;
-    const std::int64_t num_expected = num_rows_ + num_joined_rows_ - num_held_rows_;
     const std::int64_t wanted = options_.minimum_batch_size;
     return num_consumers_waiting_ > 0 && num_rows_ < wanted &&
-           (num_expected < wanted || !is_patient);
+           (num_rows_ + num_expected_rows_ < wanted || !is_patient);
+  }
+
+  void expect(Member& member, bool is_expected) {
+    if (member.is_expected == is_expected) return;
+    member.is_expected = is_expected;
+    num_expected_rows_ += is_expected ? member.num_rows : -member.num_rows;
+  }
+
+  // Nor is anybody else to wait for those that are late.
+  void lose_patience(Producer& producer) {
+    producer.is_patient = false;
+    for (Member* late : members_) expect(*late, false);
+    admit_producers();
+  }
+
+  void release(Producer& producer) {
+    producer.state = Producer::kReleased;
+    if (producer.member) expect(*producer.member, true);
+    producer.released.notify_one();
   }
 
   void hold(Producer& producer, Entry& entry) {
@@ -237,7 +264,7 @@ class RowQueue {
   void admit_producers() {
     for (auto next = producers_.begin(); next != producers_.end();) {
       Producer& producer = **next++;
-      if (may_go_on(producer.is_patient)) let_go(*producer.entry).release();
+      if (may_go_on(producer.is_patient)) release(let_go(*producer.entry));
     }
   }
 
@@ -245,7 +272,7 @@ class RowQueue {
   void note_taken(Entry& entry) {
     Producer& producer = let_go(entry);
     if (*options_.maximum_queue_size > 0) {
-      producer.release();
+      release(producer);
       return;
     }
     producer.state = Producer::kTaken;
@@ -320,10 +347,11 @@ class RowQueue {
   std::unordered_map<std::int64_t, Line> lines_;  // Of each client that has rows waiting.
   std::deque<std::int64_t> turns_;                // These clients; whose turn it is comes first.
   std::list<Producer*> producers_;                // Who is held back, the oldest first.
-  std::list<Producer*> taken_;        // Whose items are in batches that consumers are busy with.
-  std::int64_t num_rows_ = 0;         // Rows that wait; ...
-  std::int64_t num_held_rows_ = 0;    // ... of these, those whose producers are held back.
-  std::int64_t num_joined_rows_ = 0;  // Of items that are made again and again.
+  std::list<Producer*> taken_;      // Whose items are in batches that consumers are busy with.
+  std::int64_t num_rows_ = 0;       // Rows that wait; ...
+  std::int64_t num_held_rows_ = 0;  // ... of these, those whose producers are held back.
+  std::list<Member*> members_;
+  std::int64_t num_expected_rows_ = 0;                  // Of members.
   std::atomic<std::int64_t> num_consumers_waiting_{0};  // A wait may end without the lock.
   bool closed_ = false;
 };

@@ -117,6 +117,11 @@ class Child:
     _heartbeat: int = field(default=0, init=False)
     _has_beaten: bool = field(default=False, init=False)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it has worked, and does nothing for some time."""
+        return self.process is not None and self._has_beaten and self.idle_s >= LATE_S
+
 
 HEALTHY_S = 30.0  # see Child.progress
 HEALTHY_PROGRESS = (
@@ -205,7 +210,7 @@ class Supervisor:
                 names.append(f"{child.name} (restarts in a moment)")
             elif not child._has_beaten:
                 names.append(f"{child.name} (starting for {child.idle_s:.0f} s)")
-            elif child.idle_s >= LATE_S:
+            elif child.is_late:
                 limit = f"restarted after {self.timeout_s:.0f}"
                 names.append(f"{child.name} (busy for {child.idle_s:.0f} s, {limit})")
         return names

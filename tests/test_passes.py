@@ -1,5 +1,6 @@
 """Several passes over a batch, in parts, and the clipped surrogate, against slow oracles."""
 
+import copy
 import dataclasses
 import math
 
@@ -8,6 +9,7 @@ import torch
 
 from tests.test_learner import FLAGS, B, T, make_learner, random_batch
 from torchbeast.core import losses, vtrace
+from torchbeast.core.learner import Learner
 from torchbeast.core.losses import compute_loss
 
 ONE_EACH = dataclasses.replace(FLAGS, num_minibatches=B)
@@ -146,7 +148,7 @@ def test_every_pass_has_each_rollout_once_and_its_own_memory_with_it():
     assert len({tuple(sorted(part)) for part in seen}) > 2  # dealt out anew each time
 
 
-def test_steps_of_all_rollouts_are_mixed_for_models_without_memory():
+def test_steps_of_all_rollouts_are_mixed_for_built_in_models_without_memory():
     flags = dataclasses.replace(FLAGS, num_passes=2, num_minibatches=3, clip_ratio=0.2)
     learner = make_learner(flags)
     seen = []
@@ -195,6 +197,68 @@ def test_a_bad_rollout_leaves_all_minibatches_and_harms_no_other(clip_ratio):
     assert summary["nonfinite_rollouts"] == 1  # though two passes met it
     assert "skipped_updates" not in summary
     assert all(p.isfinite().all() for p in learner.model.parameters())
+
+
+def test_a_bad_rollout_beside_one_of_padding_alone_ends_nothing():
+    learner, batch = make_learner(ONE_EACH), random_batch()
+    batch["reward"][2, 0] = float("nan")
+    batch["truncated"][1:, 1] = True
+    learner.step(batch, ())
+    summary = learner.stats.summary()
+    assert (summary["updates"], summary["step"], summary["nonfinite_rollouts"]) == (1, T, 1)
+
+
+def test_an_update_that_fails_after_some_steps_leaves_no_trace():
+    learner = make_learner(dataclasses.replace(ONE_EACH, num_passes=2))
+    learner.step(random_batch(), ())  # so that the optimizer has a state
+    before = copy.deepcopy((learner.model.state_dict(), learner.optimizer.state_dict()["state"]))
+    find_gradient, calls = learner._find_gradient, []
+
+    def fail_at_the_third(*args):
+        calls.append(1)
+        metrics = find_gradient(*args)
+        return {**metrics, "grad_norm": math.inf} if len(calls) % 3 == 0 else metrics
+
+    learner._find_gradient = fail_at_the_third
+    learner.step(random_batch(), ())
+    assert learner.stats.summary()["skipped_updates"] == 1
+    after = learner.model.state_dict(), learner.optimizer.state_dict()["state"]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_rows_that_did_not_happen_have_no_ratio_however_far_the_policy_went():
+    log_probs = torch.tensor([[0.0], [200.0]], requires_grad=True)
+    targets = targets_of(torch.zeros(2, 1), torch.tensor([[1.0], [0.0]]))
+    targets = targets._replace(mask=torch.tensor([[True], [False]]))
+    losses.compute_surrogate_loss(log_probs, targets, 0.2).backward()
+    assert log_probs.grad.flatten().tolist() == [-1.0, 0.0]
+
+
+def test_a_ratio_beyond_all_bounds_has_a_finite_gradient():
+    log_probs = torch.tensor([500.0], requires_grad=True)
+    targets = targets_of(torch.zeros(1), torch.tensor([-1.0]))
+    losses.compute_surrogate_loss(log_probs, targets, 0.2).backward()
+    assert log_probs.grad.isfinite().all()
+
+
+def test_models_of_ones_own_see_whole_rollouts_unless_they_say_that_they_need_not():
+    flags = dataclasses.replace(FLAGS, num_minibatches=B, clip_ratio=0.2)
+    for sees_single_rows, num_rows in ((False, T + 1), (True, 1)):
+        agent, seen = make_learner().model, []
+
+        class Own(torch.nn.Module):
+            def __init__(self, agent, says):
+                super().__init__()
+                self.agent, self.sees_single_rows = agent, says
+
+            def forward(self, batch, state=(), seen=seen):
+                if torch.is_grad_enabled():
+                    seen.append(len(batch["done"]))
+                return self.agent(batch, state)
+
+        learner = Learner(Own(agent, sees_single_rows), flags, torch.device("cpu"))
+        learner.step(random_batch(), ())
+        assert seen == [num_rows] * B
 
 
 def test_a_minibatch_of_padding_alone_is_no_step():

@@ -473,9 +473,12 @@ def test_servers_that_cannot_be_dialled_are_one_sentence(basename, sentence):
 
 @pytest.mark.parametrize(("num_envs", "is_logged"), [(48, False), (520, True)])
 def test_rollouts_that_will_be_old_are_logged(caplog, num_envs, is_logged):
-    source = argparse.Namespace(num_envs=num_envs)
-    polybeast_learner.warn_of_lag(polybeast_learner.Flags(batch_size=8), source)
-    assert ("rollouts are about 65 updates old" in caplog.text) == is_logged
+    source = argparse.Namespace(num_envs=num_envs - 1, clients=lambda: [client])
+    client = argparse.Namespace(environments=1)
+    notice = polybeast_learner.LagNotice(polybeast_learner.Flags(batch_size=8))
+    for _ in range(2):
+        notice.look(source)
+    assert caplog.text.count("rollouts are about 65 updates old") == is_logged
 
 
 def test_gradients_that_stay_infinite_end_no_run_that_has_clients(caplog):

@@ -93,11 +93,17 @@ def test_there_is_an_environment_for_each_place_in_a_batch_of_vectors():
     mono = parse(monobeast.Flags, ["--env", "Catch"])
     poly = parse(polybeast.Flags, ["--env", "Catch", "--num_servers", "3"])
     assert mono.num_actors * mono.envs_per_actor == mono.batch_size == 32
-    assert poly.num_groups * poly.envs_per_actor == poly.batch_size == 32
-    assert poly.num_servers == 3  # given
+    assert (poly.num_servers, poly.num_groups, poly.envs_per_actor) == (3, 6, 5)  # 3 are given
     assert poly.queue_size == 0
+    few = parse(polybeast.Flags, ["--env", "Catch", "--batch_size", "8"])
+    assert few.num_groups * few.envs_per_actor == 8
+    off = parse(polybeast.Flags, ["--env", "Catch", "--no-hold_actors"])
+    assert off.num_groups * off.envs_per_actor == 16 * polybeast.Flags().num_servers
 
 
 def test_float_actions_have_settings_of_their_own():
     floats = dataclasses.replace(VECTOR, action=ArraySpec("float32", (2,), -1.0, 1.0))
     assert recipes.find(EnvOptions("remote"), "default", spec=floats) == recipes.FLOAT_ACTIONS
+    pictures = dataclasses.replace(IMAGE, action=floats.action)
+    found = recipes.find(EnvOptions("remote"), "default", spec=pictures)
+    assert found == recipes.IMAGE_FLOAT_ACTIONS

@@ -64,11 +64,11 @@ def test_the_name_of_a_run_is_enough_to_go_on_with_its_settings(tmp_path):
         assert (flags.env, flags.learning_rate, flags.batch_size) == ("Catch", 0.0001, 3)
         assert flags.use_lstm
         assert flags.total_steps == saved.total_steps  # not what the recipe says today
-        assert flags.num_actors == 4  # of the machine, not of the run: the recipe's
+        assert flags.num_actors == beast.Flags().num_actors  # of the machine, not of the run
 
 
 def test_what_the_command_line_changes_is_printed_and_kept(tmp_path, capsys):
-    train(saved_run(tmp_path, learning_rate=0.0001, total_steps=1000, num_actors=4))
+    train(saved_run(tmp_path, learning_rate=0.0001, total_steps=1000))
     saved_run(tmp_path, learning_rate=0.0001, total_steps=1000, num_actors=7)
     flags = parse(tmp_path, "--learning_rate", "0.003")
     capsys.readouterr()

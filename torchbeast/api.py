@@ -8,6 +8,7 @@ import csv
 import importlib
 import importlib.util
 import logging
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +28,7 @@ from torchbeast.run.evaluate import evaluate as play
 from torchbeast.run.flag_values import check_values
 from torchbeast.run.flags import TrainingFlags, with_values
 from torchbeast.run.handed_over import Wrappers, name_code
-
-INTERRUPTED = 130
+from torchbeast.run.signals import StopRequest
 
 Beast = Literal["poly", "mono"]
 
@@ -71,15 +71,15 @@ def train(
         xpid = flags.get("xpid") or new_xpid()
         settled: TrainingFlags = _settle(module.Flags, {**flags, **given, "xpid": xpid})
         own_code.pack(names_of_code(settled))  # or UsageError, before anything starts
-        code = _run(module.train, settled)
-        figures = _last_figures(settled.rundir)
-        if code == INTERRUPTED:
+        stop = StopRequest()
+        code = _run(module.train, settled, stop)
+        if stop.signal == signal.SIGINT:
             raise KeyboardInterrupt
         if code != 0:
             raise RuntimeError(f"The last checkpoint could not be written to {settled.rundir}.")
-        if figures.get("step", 0) < settled.total_steps:
+        if stop.signal is not None:
             raise SystemExit(0)  # SIGTERM, which ends programs
-        return TrainedRun(settled.rundir, figures)
+        return TrainedRun(settled.rundir, _last_figures(settled.rundir))
 
 
 def evaluate(
@@ -113,9 +113,9 @@ def _settle(flags_class: Any, values: dict[str, Any]) -> Any:
     return flags
 
 
-def _run(train: Any, flags: TrainingFlags) -> int:
+def _run(train: Any, flags: TrainingFlags, stop: StopRequest) -> int:
     try:
-        return train(flags)
+        return train(flags, stop)
     except SystemExit as stopped:  # while waiting for environments
         return int(stopped.code or 0)
 

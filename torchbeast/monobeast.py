@@ -87,16 +87,22 @@ class Flags(TrainingFlags):
 
     @property
     def num_slots(self) -> int:
-        """Rollouts that fit the shared memory: never too few to keep everybody busy.
-
-        What is in flight is in a slot: with few of them, nothing is old when it is learnt from.
-        """
+        """Rollouts that fit the shared memory: never too few to keep everybody busy."""
         num_envs = self.num_actors * self.envs_per_actor
-        if self.hold_actors:
-            return max(num_envs, self.batch_size + self.envs_per_actor - 1, self.num_buffers or 0)
         return max(ROLLOUTS_AHEAD * num_envs + self.batch_size, self.num_buffers or 0)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Of these, as many as are in use while nobody is late: just enough for a batch if actors
+        are to wait for the learner."""
+        if not self.hold_actors:
+            return self.num_slots
+        num_envs = self.num_actors * self.envs_per_actor
+        return max(num_envs, self.batch_size + self.envs_per_actor - 1)
+
     def share_out(self, num_envs: int) -> dict[str, Any]:
+        if self.is_given("num_actors"):
+            return {"envs_per_actor": max(1, num_envs // self.num_actors)}
         return {"num_actors": max(1, num_envs // self.envs_per_actor)}
 
     @property
@@ -280,6 +286,7 @@ class Actors:
             children, flags.actor_timeout_s, "--actor_timeout_s", keep_output=output.keep
         )
         self._supervise_at = 0.0
+        self._is_late = False
         self._info: InfoSums = {}
 
     def poll(self) -> list[Filled]:
@@ -287,6 +294,7 @@ class Actors:
         if time.monotonic() >= self._supervise_at:
             self._supervisor.poll()
             self._supervise_at = time.monotonic() + POLL_S
+            self._is_late = any(child.is_late for child in self._supervisor.children)
             self._hand_out()
         filled: list[Filled] = []
         actor_of: dict[Any, int] = {process.pipe: i for i, process in self._processes.items()}
@@ -366,13 +374,15 @@ class Actors:
         return Child(f"Actor {i}", start, on_end, num_steps)
 
     def _hand_out(self) -> None:
-        """Give free slots to the actors that hold fewest."""
+        """Give free slots to the actors that hold fewest; all there are if some actor is late."""
+        flags = self._flags
+        spare = 0 if self._is_late else flags.num_slots - flags.num_in_flight
         with self._lock:
-            while self._processes and len(self._free) >= self._flags.envs_per_actor:
+            while self._processes and len(self._free) - spare >= flags.envs_per_actor:
                 i = min(self._processes, key=lambda i: len(self._held[i]))
                 if len(self._held[i]) >= ROLLOUTS_AHEAD:
                     return
-                slots = [self._free.popleft() for _ in range(self._flags.envs_per_actor)]
+                slots = [self._free.popleft() for _ in range(flags.envs_per_actor)]
                 self._held[i].append(slots)
                 with suppress(OSError):  # it died: the supervisor finds out, and takes them back
                     self._processes[i].pipe.send(slots)
@@ -400,12 +410,12 @@ def learn(flags: Flags, learner: Learner, shared: Shared, actors: Actors, batche
 # ---------------------------------------------------------------------------------- train and test
 
 
-def train(flags: Flags) -> int:
+def train(flags: Flags, stop: StopRequest | None = None) -> int:
     """Train until `total_steps`, or until a signal asks to stop. Returns the exit code."""
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
     seed_everything(flags.seed)
-    with StopRequest() as stop:
+    with stop or StopRequest() as stop:
         spec = look_at(flags.env_options, flags.envs_per_actor)
         learner = build_learner(flags, spec, flags.learner_device)
         shared = Shared(

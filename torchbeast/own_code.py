@@ -12,34 +12,50 @@ import functools
 import importlib.util
 import pickle
 import sys
+import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchbeast.errors import UsageError
 
 _on_offer: dict[str, Any] = {}
-_is_offering = False
+_uses: Counter[str] = Counter()  # how often each of them is on offer
+_num_offering = 0
+_lock = threading.Lock()  # of all three
 
 
 @contextlib.contextmanager
 def offer(objects: Mapping[str, Any]) -> Iterator[None]:
-    """While entered, these are found under their names, here and in processes started meanwhile."""
-    global _is_offering
-    before = dict(_on_offer), _is_offering
-    _on_offer.update(objects)
-    _is_offering = True
+    """While entered, these are found under their names, here and in processes started meanwhile.
+
+    Several threads may offer at once, but not different things under one name.
+    """
+    global _num_offering
+    with _lock:
+        if taken := [k for k, v in objects.items() if _on_offer.get(k, v) is not v]:
+            raise UsageError(
+                f"Another training of this program has a {' and a '.join(taken)} that is not the "
+                "same; wait for its end, or give one of them another name."
+            )
+        _on_offer.update(objects)
+        _uses.update(objects.keys())
+        _num_offering += 1
     try:
         yield
     finally:
-        _on_offer.clear()
-        _on_offer.update(before[0])
-        _is_offering = before[1]
+        with _lock:
+            _num_offering -= 1
+            _uses.subtract(objects.keys())
+            for name in objects:
+                if _uses[name] == 0:
+                    del _on_offer[name]
 
 
 def is_offering() -> bool:
     """Whether processes get all that they need of the user's program from here."""
-    return _is_offering
+    return _num_offering > 0
 
 
 def get(name: str) -> Any:
@@ -92,10 +108,10 @@ def pack(names: Sequence[str] | None = None) -> bytes:
 
 def unpack(data: bytes) -> None:
     """In a process that was started with `pack()`: the same is on offer here."""
-    global _is_offering
+    global _num_offering
     if data:
         _on_offer.update(pickle.loads(data))
-        _is_offering = True
+        _num_offering += 1
 
 
 def say_where(error: BaseException) -> str:

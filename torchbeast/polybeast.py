@@ -33,6 +33,8 @@ class Flags(polybeast_learner.Flags):
         return self.num_actors or GROUPS_PER_WORKER * self.num_servers
 
     def share_out(self, num_envs: int) -> dict[str, Any]:
+        if self.is_given("num_actors") or self.is_given("num_servers"):
+            return {"envs_per_actor": max(1, num_envs // self.num_groups)}
         num_groups = max(1, num_envs // self.envs_per_actor)
         num_servers = min(num_groups, max(num_groups // GROUPS_PER_WORKER, num_cores()))
         return {"num_actors": num_groups, "num_servers": num_servers}
@@ -61,9 +63,9 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
     return BothEnvironments([local, polybeast_learner.open_source(flags, stop)])
 
 
-def train(flags: Flags) -> int:
+def train(flags: Flags, stop: StopRequest | None = None) -> int:
     """Train until `total_steps`, or until asked to stop. Returns the exit code."""
-    return polybeast_learner.train(flags, open_source)
+    return polybeast_learner.train(flags, stop, open_source)
 
 
 def main(flags: Flags) -> int:

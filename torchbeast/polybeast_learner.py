@@ -380,17 +380,20 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
     return source
 
 
-def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open_source) -> int:
+def train(
+    flags: Flags,
+    stop: StopRequest | None = None,
+    make_source: Callable[[Any, StopRequest], Source] = open_source,
+) -> int:
     """Train until `total_steps`, or until a signal asks to stop. Returns the exit code."""
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
     seed_everything(flags.seed)
-    with StopRequest() as stop:
+    with stop or StopRequest() as stop:
         source = make_source(flags, stop)
         try:
             if flags.env == REMOTE:
                 flags = with_recipe(flags, source.spec)
-            warn_of_lag(flags, source)
             device = flags.find_device(flags.learner_device)
             learner = build_learner(flags, source.spec, device)
             return run_training(
@@ -404,15 +407,31 @@ def train(flags: Flags, make_source: Callable[[Any, StopRequest], Source] = open
             source.close()
 
 
-def warn_of_lag(flags: Flags, source: Source) -> None:
-    """Between two rollouts of an environment there is an update for each `batch_size` others."""
-    num_updates = source.num_envs / flags.batch_size
-    if num_updates > (1 if flags.hold_actors else MANY_UPDATES):
+class LagNotice:
+    """Says when there are so many environments that their rollouts are old, again if they double.
+
+    Between two rollouts of an environment there is an update for each `batch_size` others.
+    """
+
+    def __init__(self, flags: Flags) -> None:
+        self._batch_size = flags.batch_size
+        self._most = flags.batch_size * (1 if flags.hold_actors else MANY_UPDATES)
+
+    def look(self, source: Source) -> None:
+        num_envs = source.num_envs + num_connected(source)
+        if num_envs <= self._most:
+            return
+        self._most = 2 * num_envs
         logger.warning(
             "With %d environments and batches of %d, rollouts are about %d updates old when they "
             "are learnt from; a larger --batch_size or fewer environments learn better.",
-            source.num_envs, flags.batch_size, math.ceil(num_updates),
+            num_envs, self._batch_size, math.ceil(num_envs / self._batch_size),
         )  # fmt: skip
+
+
+def num_connected(source: Source) -> int:
+    """Environments of clients, at this moment."""
+    return sum(figures.environments for figures in source.clients())
 
 
 def outlast_clients(run_learn: Callable[[], None], has_clients: Callable[[], bool]) -> None:
@@ -482,7 +501,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
     def run_learner() -> None:
         set_cpu_threads(flags.learner_cpu_threads)
         torch.set_flush_denormal(True)  # means of squares of weights that are never used
-        outlast_clients(run_learn, has_clients=lambda: bool(source.clients()))
+        outlast_clients(run_learn, has_clients=lambda: num_connected(source) > 0)
 
     def run_inference() -> None:
         set_cpu_threads(1)
@@ -493,6 +512,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         Threads("learner", flags.num_learner_threads, run_learner, finished),
         Threads("actor-pool", 1, pool.run, finished),
     ]
+    lag_notice = LagNotice(flags)
     stages = Stages(learner.stats, pool, learner_queue, inference_batcher)
     trace = Trace(flags.rundir / "trace.json") if flags.write_profiler_trace else None
     first_version = learner.version
@@ -503,6 +523,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
             source.poll()
             stages.look()
             connections.look()
+            lag_notice.look(source)
             learner.stats.add_info(flags.choose_info(pool.take_info()))
             if trace is not None and learner.version > first_version:
                 trace.record()

@@ -10,17 +10,19 @@ import time
 from pathlib import Path
 
 from torchbeast.run.connections import COLUMNS, FILE
+from torchbeast.run.flags import TrainingFlags
 
-SAVEDIR = "~/logs/torchbeast"
 OLD_S = 30.0  # a file that is older belongs to a run that has ended
 
 
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("torchbeast.status", description=__doc__)
     parser.add_argument("run", nargs="?", default="latest", help="the run's folder, or its --xpid")
-    parser.add_argument("--savedir", default=SAVEDIR, help="where runs are")
+    parser.add_argument(
+        "--savedir", default=TrainingFlags.savedir, type=Path, help="where runs are"
+    )
     options = parser.parse_args(args)
-    folder = find_run(options.run, Path(options.savedir).expanduser())
+    folder = find_run(options.run, options.savedir.expanduser())
     if folder is None:
         where = f"{options.run} is no folder, and {options.savedir} has no run of this name"
         print(f"error: {where}; give a run's folder, or its --xpid.", file=sys.stderr)

@@ -3,6 +3,7 @@
 Shapes: T is unroll_length, B the batch size; a batch has T+1 rows, the last is for bootstrapping.
 """
 
+import copy
 import logging
 import math
 import threading
@@ -79,6 +80,7 @@ class Learner:
         self._skipped_in_a_row = 0
         self._last_culprits = ""
         self._repeats = RepeatFilter()
+        self._can_mix_steps = getattr(model, "sees_single_rows", False)
         self._reward_scale = (
             RewardScale(flags.discounting).to(device) if flags.normalize_rewards else None
         )
@@ -121,7 +123,7 @@ class Learner:
             self.stats.count("dropped_rollouts", dropped)
         if batch["truncated"][1:].all():
             return
-        restore = self._remember_buffers()
+        restore = self._remember()
         figures = self._learn_from(batch, initial_state, lag)
         if not math.isfinite(figures[-1]["grad_norm"]):
             restore()
@@ -129,10 +131,10 @@ class Learner:
             restore()
             kept = [i for i in range(lag.shape[1]) if i not in culprits]
             batch, initial_state, lag = pick_columns((batch, initial_state, lag), kept)
+            figures = []
             if culprits and not batch["truncated"][1:].all():
                 figures = self._learn_from(batch, initial_state, lag)
-        figures = [metrics for metrics in figures if math.isfinite(metrics["grad_norm"])]
-        if not figures:
+        if not figures or not math.isfinite(figures[-1]["grad_norm"]):
             restore()
             self._skip()
             return
@@ -158,7 +160,7 @@ class Learner:
             with torch.no_grad():
                 output, _ = run_model(self.model, batch, initial_state, self.flags)
                 goals = find_targets(output, batch, self.flags, rewards, self.distribution)
-            if not initial_state and self.flags.num_minibatches > 1:
+            if self._can_mix_steps and self.flags.num_minibatches > 1:
                 batch, goals = flatten_steps(batch, goals)
         rollouts = (batch, initial_state, goals)
         figures = []
@@ -173,7 +175,7 @@ class Learner:
             self.optimizer.step()
         return figures
 
-    def _draw_minibatches(self, num_columns: int) -> Iterator[list[int] | None]:
+    def _draw_minibatches(self, num_columns: int) -> Iterator[Tensor | None]:
         """The columns of each step of the optimizer; None: all of them.
 
         Every pass deals them out at random.
@@ -183,7 +185,7 @@ class Learner:
             if num_parts == 1:
                 yield None
                 continue
-            order = torch.randperm(num_columns).tolist()
+            order = torch.randperm(num_columns).to(self.device)
             yield from (order[i::num_parts] for i in range(num_parts))
 
     def _observe(self, batch: Batch) -> int:
@@ -267,16 +269,28 @@ class Learner:
         if text is not None:
             logger.warning("%s: %d numbers of the last batch.", text, number)
 
-    def _remember_buffers(self) -> Callable[[], None]:
-        """Returns a function that puts back what forward passes change, such as running means."""
-        scale = self._reward_scale
+    def _remember(self) -> Callable[[], None]:
+        """Returns a function that puts back what an update changes before it may fail.
+
+        Forward passes change running means; of several steps of the optimizer the first may have
+        been made when a later one fails.
+        """
+        scale, flags = self._reward_scale, self.flags
         modules = [self.model] if scale is None else [self.model, scale]
-        saved = [(b, b.clone()) for module in modules for b in module.buffers()]
+        tensors = [b for module in modules for b in module.buffers()]
+        optimizer_state = None
+        if flags.num_passes * flags.num_minibatches > 1:
+            tensors += list(self.model.parameters())
+            optimizer_state = copy.deepcopy(self.optimizer.state_dict())
+        saved = [(tensor, tensor.detach().clone()) for tensor in tensors]
         returns = scale.snapshot() if scale is not None else {}
 
+        @torch.no_grad()
         def restore() -> None:
-            for buffer, value in saved:
-                buffer.copy_(value)
+            for tensor, value in saved:
+                tensor.copy_(value)
+            if optimizer_state is not None:
+                self.optimizer.load_state_dict(copy.deepcopy(optimizer_state))
             if scale is not None:
                 scale.restore(returns)
 

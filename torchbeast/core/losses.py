@@ -21,6 +21,7 @@ Batch = dict[str, Any]
 acted, [T, B, ...] or longer; `version` [T, B] or [B] of its weights, and `source` [T+1, B] or [B],
 the number of the environment, if anybody knows them."""
 
+MAX_LOG_RATIO = 20.0  # far beyond any clip
 REWARD_CLIPPING = ("abs_one", "soft_asymmetric", "none")
 
 
@@ -56,7 +57,8 @@ def compute_surrogate_loss(log_probs: Tensor, targets: "Targets", clip_ratio: fl
     gradient is V-trace's; beyond 1 +- `clip_ratio` there is nothing more to gain. That the policy
     that acted was yet another one is what the advantages are weighted for.
     """
-    ratio = (log_probs - targets.log_probs).exp()
+    log_ratio = (log_probs - targets.log_probs).masked_fill(~targets.mask, 0.0)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()  # or it may be infinite
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     return -torch.min(ratio * targets.pg_advantages, clipped * targets.pg_advantages).sum()
 
@@ -153,7 +155,7 @@ def find_targets(
 def flatten_steps(batch: Batch, targets: Targets) -> tuple[Batch, Targets]:
     """The steps of all rollouts side by side, [T, B, ...] -> [1, T*B, ...], to be mixed.
 
-    For models without memory, to which it is all the same what came before a row.
+    For models to which it is all the same what came before a row.
     """
     T = len(targets.mask)
 
@@ -234,8 +236,10 @@ def autocast(device: torch.device, dtype: str) -> torch.autocast:
 def effective_sample_size(log_rhos: Tensor) -> Tensor:
     """(sum of weights)^2 / (N * sum of their squares): 1 if all weigh the same, 1/N if one has all.
 
-    How much the data are worth to the policy that learns from them.
+    How much the data are worth to the policy that learns from them; nothing weighs the same.
     """
+    if len(log_rhos) == 0:
+        return torch.ones_like(log_rhos.sum())
     weights = (log_rhos - log_rhos.max()).exp()
     return weights.sum() ** 2 / (len(weights) * (weights**2).sum())
 

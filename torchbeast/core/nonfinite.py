@@ -14,9 +14,10 @@ Loss = Callable[[Any, Any], Tensor]
 """Of a batch [T+1, B, ...] and the agent's state at its first row."""
 
 
-def pick_columns(tree: Any, columns: Sequence[int]) -> Any:
+def pick_columns(tree: Any, columns: Sequence[int] | Tensor) -> Any:
     """These rollouts of a tree of tensors [T, B, ...] or [B]."""
-    return map_tree(lambda x: x[list(columns)] if x.dim() == 1 else x[:, list(columns)], tree)
+    index = columns if isinstance(columns, Tensor) else list(columns)
+    return map_tree(lambda x: x[index] if x.dim() == 1 else x[:, index], tree)
 
 
 def find_nonfinite(model: nn.Module, loss_of: Loss, batch: Any, initial_state: Any) -> list[int]:

@@ -48,8 +48,8 @@ class Settings:
     num_passes: int = 1
     """Times that each batch is learnt from."""
     num_minibatches: int = 1
-    """Parts of a batch, steps if the model has no memory, else whole rollouts; every pass makes a
-    step of the optimizer with each."""
+    """Parts of a batch; every pass makes a step of the optimizer with each. Whole rollouts, or
+    single steps of all rollouts with --clip_ratio and one of the built-in models without memory."""
     clip_ratio: float | None = None
     """Clip of the ratio to the policy at the first pass, as in PPO; targets are then those of the
     first pass, too. None: no clip, and new targets in each pass."""

@@ -63,13 +63,16 @@ def make_group(num_envs: int, seed: int, data: bytes = b"", **options: Any) -> E
 
 def make_env(options: EnvOptions, render: bool = False) -> Any:
     """One environment with Gymnasium's interface, with all that the options put around it."""
-    envs = make_envs(options, num_envs=1, render=render)
+    envs = make_envs(options, num_envs=1, render=render, whole_games=True)
     if isinstance(envs, atari.AtariEnvs):
         envs.close()
         envs = make_envs(options, num_envs=1, render=True)
     if not isinstance(envs, SyncEnvs):
         envs.close()
-        raise UsageError(f"--env {options.env} makes whole vectors, of which none is one alone.")
+        raise UsageError(
+            f"--env {options.env} makes whole vectors, or games of several agents: there is none for "
+            "one agent alone."
+        )
     return envs.envs[0]
 
 

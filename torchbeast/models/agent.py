@@ -65,6 +65,11 @@ class Agent(nn.Module):
         keep_scale(self.policy, gain=0.01)  # every action is about as likely at first
         keep_scale(self.baseline, gain=1.0)
 
+    @property
+    def sees_single_rows(self) -> bool:
+        """Whether it is all the same to it what came before a row: the learner may mix steps."""
+        return not self.use_lstm
+
     def initial_state(self, batch_size: int = 1) -> AgentState:
         """The memory at the start of an episode: two tensors [1, B, lstm_size], or nothing."""
         if not self.use_lstm:

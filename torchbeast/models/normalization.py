@@ -26,6 +26,10 @@ class NormalizedObservations(nn.Module):
         self._tree = (_moments_for(observation),)  # in a tuple, or it would be registered twice
         self.moments = nn.ModuleList(m for _, m in leaves_of(self._tree) if m is not None)
 
+    @property
+    def sees_single_rows(self) -> bool:
+        return getattr(self.agent, "sees_single_rows", False)
+
     def initial_state(self, batch_size: int = 1) -> AgentState:
         return self.agent.initial_state(batch_size=batch_size)  # type: ignore[operator]
 

@@ -112,8 +112,12 @@ class TrainingFlags(Settings, EnvOptions):
         return {name: sums for name, sums in info.items() if name in self.info_names}
 
     def share_out(self, num_envs: int) -> dict[str, Any]:
-        """The flags that make so many environments, if it is this program that makes them."""
+        """Flags that make so many environments with what was given, if this program makes any."""
         return {}
+
+    def is_given(self, name: str) -> bool:
+        """Whether the command line says it."""
+        return self.sources.get(name) == "command line"
 
     def as_plain_dict(self) -> dict[str, Any]:
         """All flags as numbers, strings and None, for checkpoints and meta.json."""
@@ -222,11 +226,11 @@ def with_recipe(flags: FlagsT, spec: Spec | None = None) -> FlagsT:
 
     Without one it is looked at. Environments that dial in are not there yet: call it again then.
     """
-    values = dict(recipes.find(flags.env_options, flags.recipe, flags.model, spec))
-    num_envs = values.pop("num_envs", None)
-    if num_envs is not None:
-        values.update(flags.share_out(num_envs))
-    return with_values(flags, "recipe", values)
+    values = recipes.find(flags.env_options, flags.recipe, flags.model, spec)
+    flags = with_values(flags, "recipe", values)
+    if flags.hold_actors:  # with one environment for each place in a batch there is no lag
+        flags = with_values(flags, "recipe", flags.share_out(flags.batch_size))
+    return flags
 
 
 def default_flags(flags_class: type[FlagsT], env: str, recipe: str = "default") -> FlagsT:

@@ -22,7 +22,6 @@ VECTOR = {
     "total_steps": 1_000_000,
     "unroll_length": 64,
     "batch_size": 32,
-    "num_envs": 32,
     "hold_actors": True,
     "num_passes": 4,
     "num_minibatches": 16,
@@ -30,7 +29,7 @@ VECTOR = {
     "normalize_advantages": True,
     "normalize_rewards": True,
     "separate_nets": True,
-    "discounting": 0.999,
+    "discounting": 0.995,
     "vtrace_lambda": 0.98,
     "clip_rho_threshold": 4.0,
     "clip_pg_rho_threshold": 4.0,
@@ -49,6 +48,9 @@ FLOAT_ACTIONS = {
     "entropy_cost": 0.0,
     "normalize_observations": True,
 }
+
+# Pictures with float actions: updates are dear, so one pass, as for other pictures.
+IMAGE_FLOAT_ACTIONS = {"entropy_cost": 0.001, "normalize_rewards": True}
 
 # Scores of games differ by orders of magnitude. Elsewhere rewards are learnt from as they are.
 ATARI = {"reward_clipping": "abs_one"}
@@ -72,10 +74,7 @@ PAPER = {
 def find(
     options: EnvOptions, recipe: str, model: str = "auto", spec: Spec | None = None
 ) -> dict[str, Any]:
-    """What differs from the flags' own defaults for such environments and this model.
-
-    `num_envs` is no flag, but stands for those that say how many environments there are.
-    """
+    """What differs from the flags' own defaults for such environments and this model."""
     if recipe == "paper":
         return PAPER
     if options.env == REMOTE and spec is None:
@@ -89,11 +88,11 @@ def find(
 
 def _for_frames(spec: Spec, model: str) -> dict[str, Any]:
     """By the encoder that these frames get; one's own model has what `auto` would have."""
-    if any("float" in leaf.dtype for _, leaf in leaves_of(spec.action)):
-        return FLOAT_ACTIONS
     if ":" in model:
         frame, _ = split_mask(spec.observation)
         is_image = any(find_layout(leaf.shape) is not None for _, leaf in leaves_of(frame))
     else:
         is_image = choose_encoder(model, spec) != "mlp"
+    if any("float" in leaf.dtype for _, leaf in leaves_of(spec.action)):
+        return IMAGE_FLOAT_ACTIONS if is_image else FLOAT_ACTIONS
     return {} if is_image else VECTOR
