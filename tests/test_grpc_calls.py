@@ -6,8 +6,9 @@ import queue
 import grpc
 import pytest
 
+from libtorchbeast.rpc.grpc_calls import CallServer
 from libtorchbeast.rpc.handshake import Greeting
-from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.limits import Limits, server_options
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
 from tests.helpers.attacks import send_path
 from tests.helpers.counting import Counting
@@ -59,6 +60,17 @@ def test_a_path_that_is_no_text_does_not_end_the_server():
         with grpc.insecure_channel(server.server_address) as channel:
             another = channel.stream_stream("/other.Service/Play")(iter(()), timeout=WAIT_S)
             assert end_of(another)[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_call_that_comes_while_the_server_stops_is_ended():
+    server = CallServer(pytest.fail, server_options(Limits()))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream("/x/y")(iter(()), timeout=WAIT_S)
+        wait_until(lambda: any(event.tag for event in list(server._found)))  # nobody has seen it
+        server.stop()
+        assert end_of(call)[0] is grpc.StatusCode.UNAVAILABLE
 
 
 class SaysBytes(Counting):

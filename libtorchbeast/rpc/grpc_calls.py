@@ -28,6 +28,7 @@ logger = logging.getLogger("torchbeast")
 TICK_S = 0.25  # between two looks at anything but calls
 AWAY_S = 0.5  # in environments, after which another thread looks at what comes
 STOP_S = 1.0  # for calls to end with their server
+ENDING = Refused("UNAVAILABLE", "The environments are ending.")
 _NEW_CALL, _STOPPED = "new call", "stopped"
 
 
@@ -147,7 +148,7 @@ class CallServer:
         self._other.join()
         self._server.shutdown(self._queue, _STOPPED)
         for call in list(self._calls):
-            call.cancel(Refused("UNAVAILABLE", "The environments are ending."))
+            call.cancel(ENDING)
         deadline = time.time() + STOP_S
         while (event := self._next_event(deadline)).tag is not _STOPPED:
             if event.completion_type == cygrpc.CompletionType.queue_timeout:
@@ -173,6 +174,8 @@ class CallServer:
             return  # nothing came in time
         if event.tag is not _NEW_CALL:
             self._resume(event.tag, event)
+        elif event.success and self._is_over.is_set():  # it came at the last moment
+            Call(event).cancel(ENDING)
         elif event.success:
             self._request_call()
             call = Call(event)

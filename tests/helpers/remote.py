@@ -79,10 +79,17 @@ class Learner:
     def wait_for_environments(self, number: int, seconds: float = 60) -> None:
         """Until rollouts of so many different ones are here."""
 
-        def num_seen() -> int:
-            return len({int(rows["frame"][0, 0, 0]) for rows, _, _ in list(self.rollouts)})
+        ids: set[int] = set()
+        num_seen = 0
 
-        wait_until(lambda: num_seen() >= number or bool(self.errors), seconds)
+        def are_there() -> bool:
+            nonlocal num_seen
+            new = self.rollouts[num_seen:]
+            num_seen += len(new)
+            ids.update(int(rows["frame"][0, 0, 0]) for rows, _, _ in new)
+            return len(ids) >= number or bool(self.errors)
+
+        wait_until(are_there, seconds)
 
     def close(self) -> None:
         if self.over.is_set():
@@ -163,7 +170,7 @@ def running(program: Any) -> Iterator[Any]:
         yield program
     finally:
         program.stop()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
