@@ -78,8 +78,8 @@ class ActionCheck:
 
     def __call__(self, actions: Any) -> None:
         if self._is_fast:
-            # Seen as unsigned numbers, negative ones are too large: one look finds both.
-            if actions.view(np.uint64).max() >= self._num_actions:
+            numbers = actions.tolist()  # a list of few is looked through before NumPy has started
+            if min(numbers) < 0 or max(numbers) >= self._num_actions:
                 self._check_leaf(self._leaves[0], actions)
             return
         for leaf, (_, array) in zip(self._leaves, leaves_of(actions), strict=True):

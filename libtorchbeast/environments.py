@@ -27,7 +27,7 @@ from libtorchbeast.observations import FrameCheck, as_arrays, check_finite, stac
 from libtorchbeast.rows import (
     MAX_FLOAT32,
     Environments,
-    EpisodeCounter,
+    EpisodeLists,
     Row,
     Spec,
     as_first_row,
@@ -265,7 +265,7 @@ class SyncEnvs:
         self._takes_masks = masks
         self._looks_for_masks = masks  # until the first reset has shown whether there are any
         self._masks: ActionMasks | None = None
-        self._counter = EpisodeCounter(num_envs, self.action_spec)
+        self._counter = EpisodeLists(num_envs, self.action_spec)
         self._hit_time_limit = [False] * num_envs
         self._info: InfoSums = {}
         self._num_steps = 0
@@ -291,9 +291,9 @@ class SyncEnvs:
     def step(self, actions: Any) -> Row:
         self._num_steps += 1
         frames = []
-        reward = np.zeros(self.num_envs, np.float64)
-        done = np.zeros(self.num_envs, np.bool_)
-        truncated = np.array(self._hit_time_limit)  # these rows are the extra ones
+        reward = [0.0] * self.num_envs
+        done = [False] * self.num_envs
+        truncated = list(self._hit_time_limit)  # these rows are the extra ones
         # Without a function for one environment: calling it would take as long as some steps do.
         envs, observe, check, extra = self.envs, self.observe, self._check, self._hit_time_limit
         masks, is_first = self._masks, self._num_steps == 1
@@ -303,7 +303,7 @@ class SyncEnvs:
                     frame, done[i], extra[i] = self._reset(i), True, False
                 else:
                     frame, value, terminated, limit, info = envs[i].step(action)
-                    reward[i] = value
+                    reward[i] = float(value)
                     if self.is_checked and not -MAX_FLOAT32 <= value <= MAX_FLOAT32:
                         raise ValueError(f"The reward must be a finite float32, got {value}.")
                     if (terminated or limit) and info:

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import importlib.metadata
 import io
 import json
 import logging
@@ -38,6 +39,9 @@ KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
 }
+# The thread that waits for a message reads it from its socket, where other threads of gRPC would.
+GRPC_READS_IN_PLACE = "-event_engine_client,-event_engine_listener"
+LAST_TRIED_GRPC = (1, 85)  # later ones may not know these names, and print an error for each
 _PR_SET_PDEATHSIG = 1
 _IOLBF = 1  # stdio.h: by lines
 
@@ -198,7 +202,17 @@ def _variables() -> dict[str, str]:
     # What peers do wrong is ours to report: gRPC would write a line for each call.
     quiet = {"GRPC_VERBOSITY": "NONE"}
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return {**quiet, **ours, **KEEP_FREED_MEMORY, **own}
+    return {**quiet, **ours, **KEEP_FREED_MEMORY, **own, **_experiments(ours)}
+
+
+def _experiments(ours: dict[str, str]) -> dict[str, str]:
+    """The variable with which gRPC reads in place; the last word in it is the user's."""
+    name = "GRPC_EXPERIMENTS"
+    with contextlib.suppress(ImportError, ValueError):  # without gRPC, or of a strange version
+        version = importlib.metadata.version("grpcio").split(".")[:2]
+        if tuple(map(int, version)) <= LAST_TRIED_GRPC:
+            return {name: ",".join(filter(None, (GRPC_READS_IN_PLACE, ours.get(name))))}
+    return {}
 
 
 class SupervisorLine:

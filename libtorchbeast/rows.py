@@ -35,6 +35,7 @@ NUMBERS = {
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 """More is infinite in a row."""
+MAX_INT32 = 2**31 - 1
 
 TORCHBEAST_FIELDS = ("frame", "reward", "done", "episode_step", "episode_return")
 """The tuple that code written for TorchBeast has in the place of a row."""
@@ -149,6 +150,59 @@ class EpisodeCounter:
 
     def forget(self, environment: int) -> None:
         """The episode of one environment broke off: it is in no statistic."""
+        self._steps[environment] = 0
+        self._returns[environment] = 0.0
+
+
+class EpisodeLists:
+    """`EpisodeCounter` for lists, which environments that step one after the other give.
+
+    There are few of them: Python has counted before NumPy has started, above all where many
+    processes take turns on a core, and the code of each function has to come from memory again.
+    """
+
+    def __init__(self, num_envs: int, action: Any = INT64) -> None:
+        """`action` is the spec of one environment's action."""
+        self._steps = [0] * num_envs
+        self._returns = [0.0] * num_envs
+        self._action = action
+
+    def first_row(self, frame: Any) -> Row:
+        """The row before any step: `done`, and nothing ended."""
+        for i in range(len(self._steps)):
+            self.forget(i)
+        return EpisodeCounter(len(self._steps), self._action).first_row(frame)
+
+    def row(
+        self,
+        frame: Any,
+        reward: list[float],
+        done: list[bool],
+        truncated: list[bool],
+        last_action: Any,
+    ) -> Row:
+        """The row after a step."""
+        steps, returns = self._steps, self._returns
+        for i, value in enumerate(reward):
+            returns[i] += value
+            if not truncated[i] and steps[i] < MAX_INT32:  # the extra row is no step
+                steps[i] += 1
+        row = {
+            "frame": frame,
+            "reward": np.array(reward, np.float32),
+            "done": np.array(done, np.bool_),
+            "truncated": np.array(truncated, np.bool_),
+            "episode_step": np.array(steps, np.int32),
+            "episode_return": np.array(returns, np.float32),
+            "last_action": map_tree(_as_action, self._action, last_action),
+        }
+        for i, is_over in enumerate(done):
+            if is_over:
+                self.forget(i)
+        return row
+
+    def forget(self, environment: int) -> None:
+        """The episode of one environment is over, or broke off: it is in no statistic."""
         self._steps[environment] = 0
         self._returns[environment] = 0.0
 

@@ -159,7 +159,7 @@ def make_row(spec: Spec, num_envs: int, seed: int = 0) -> dict:
         "reward": random.normal(size=num_envs).astype(np.float32),
         "done": np.ones(num_envs, np.bool_),
         "truncated": random.integers(0, 2, num_envs).astype(np.bool_),
-        "episode_step": random.integers(0, 99, num_envs).astype(np.int32),
+        "episode_step": random.integers(0, 99_999, num_envs).astype(np.int32),
         "episode_return": random.normal(size=num_envs).astype(np.float32),
     }
 
@@ -194,6 +194,17 @@ def test_actions_come_in_as_they_went_out():
     got = ActionsReader(spec, 3).read(encode_actions(actions))
     np.testing.assert_array_equal(got["move"], actions["move"])
     np.testing.assert_array_equal(got["aim"], actions["aim"])
+
+
+def test_actions_are_written_as_protobuf_does_and_read_however_they_are_written():
+    actions = np.arange(300)
+    data = encode_actions(actions)
+    assert (
+        data == pb.AgentMessage(actions=pb.Actions(action=[actions.tobytes()])).SerializeToString()
+    )
+    in_two_parts = pb.AgentMessage(actions=pb.Actions()).SerializeToString() + data
+    for written in (data, in_two_parts):
+        np.testing.assert_array_equal(ActionsReader(Spec(INT64), 300).read(written), actions)
 
 
 def hello_with(spec=NESTED, **changes) -> bytes:

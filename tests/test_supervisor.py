@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from libtorchbeast import log_repeats, supervisor
+from libtorchbeast import helper_process, log_repeats, supervisor
 from libtorchbeast.environments import HEALTHY_STEPS, MAX_REBUILDS
 from libtorchbeast.helper_process import Helper
 from libtorchbeast.log_repeats import RepeatFilter, without_numbers
@@ -454,6 +454,23 @@ def test_a_helper_beats_and_logs_with_levels_and_tracebacks(start):
     assert helper.exit_code() is None
     helper.terminate()
     wait_until(lambda: helper.exit_code() == -signal.SIGTERM)
+
+
+def test_how_grpc_reads_in_a_helper_is_up_to_the_user_in_the_end(start, monkeypatch):
+    monkeypatch.setenv("GRPC_EXPERIMENTS", "event_engine_client")
+    helper = start("work")
+    read_until(helper, "at work")
+    experiments = psutil.Process(helper.pid).environ()["GRPC_EXPERIMENTS"].split(",")
+    assert experiments[-1] == "event_engine_client"
+    assert "-event_engine_listener" in experiments
+
+
+def test_a_version_of_grpc_that_was_not_tried_is_asked_for_nothing(start, monkeypatch):
+    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
+    monkeypatch.setattr(helper_process, "LAST_TRIED_GRPC", (1, 0))
+    helper = start("work")
+    read_until(helper, "at work")
+    assert "GRPC_EXPERIMENTS" not in psutil.Process(helper.pid).environ()
 
 
 def test_a_helper_that_crashes_says_where(start):

@@ -338,6 +338,7 @@ async def dial_stream(
     import grpc
     import grpc.aio
 
+    from libtorchbeast.rpc.grpc_exchange import exchange
     from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, StreamLink, watched
     from libtorchbeast.rpc.messages import (
         LEARNER_METHOD,
@@ -364,14 +365,13 @@ async def dial_stream(
                 raise LearnerGone("It closed the stream.")
             stream.has_done(ANSWER)
 
-            async def exchange(data: bytes) -> bytes:
-                await call.write(data)
-                data = await call.read()
+            async def show(data: bytes) -> bytes:
+                data = await exchange(call, data)
                 if data is grpc.aio.EOF:
                     raise LinkLost("The learner closed the stream.")
                 return data
 
-            link = StreamLink(hello, exchange, stream, ACTION_S)
+            link = StreamLink(hello, show, stream, ACTION_S)
             yield call, link, decode_greeting(data)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         is_status = isinstance(error, grpc.aio.AioRpcError)

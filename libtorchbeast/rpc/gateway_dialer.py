@@ -11,7 +11,8 @@ from libtorchbeast.local_socket import UnknownProtocol
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
 from libtorchbeast.rpc.gateway_config import GatewayConfig
 from libtorchbeast.rpc.gateway_streams import Carrier
-from libtorchbeast.rpc.grpc_streams import INTRODUCE, Watched, watched
+from libtorchbeast.rpc.grpc_exchange import exchange
+from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json
 from libtorchbeast.rpc.lane_handover import Host, hand_over, raise_said
 from libtorchbeast.rpc.learner_line import LearnerLine
@@ -129,19 +130,18 @@ class Dialer:
         try:
             metadata = token_metadata(self._security.read_token())
             call = channel.stream_stream("/" + "/".join(ENVIRONMENTS_METHOD))(metadata=metadata)
-
-            async def write(data: bytes) -> None:
-                if call.done():  # reading says how it ended, and writing does not
-                    await call.read()
-                await call.write(data)
-
-            await write(encode_greeting(self._config.greeting()))
+            await call.write(encode_greeting(self._config.greeting()))
             data = await call.read()
             if data is grpc.aio.EOF:
                 raise EOFError
             hello = decode_answer(data, self._limits.max_message_bytes)
             self._have_callers(stream.peer, hello.num_streams)
-            await self._carrier.play(stream, hello, call.read, write)
+
+            async def answer(data: bytes) -> Any:
+                stream.expect(STEP, self._limits.step_s)
+                return await exchange(call, data)
+
+            await self._carrier.play(stream, hello, call.read, answer)
         finally:
             await channel.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import time
@@ -21,7 +22,7 @@ from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.gateway_config import GatewayConfig
 from libtorchbeast.rpc.gateway_streams import Carrier
 from libtorchbeast.rpc.grpc_relay import private_address, relay
-from libtorchbeast.rpc.grpc_streams import INTRODUCE, Watched, watched
+from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, STEP, Watched, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json, status_text
 from libtorchbeast.rpc.lane_handover import Host, hand_over, until_readable
 from libtorchbeast.rpc.learner_line import LearnerLine
@@ -228,9 +229,18 @@ class Listener:
                     return
                 hello = decode_hello(data, self._limits.max_message_bytes)
             stream.is_authenticated = True
+
+            async def exchange(data: bytes) -> Any:
+                stream.expect(READ, self._limits.write_s)
+                await context.write(data)
+                stream.has_done(READ)
+                stream.expect(STEP, self._limits.step_s)
+                return await context.read()
+
             with self._admission.play():
-                accept = encode_greeting(self._config.greeting())
-                await self._carrier.play(stream, hello, context.read, context.write, accept)
+                greeting = encode_greeting(self._config.greeting())
+                accept = functools.partial(context.write, greeting)
+                await self._carrier.play(stream, hello, context.read, exchange, accept)
 
         refusal = await self._guard(context.peer(), serve)
         if refusal is not None:

@@ -18,8 +18,7 @@ INTRODUCE, STEP, READ, ANSWER = "introduced itself", "taken a step", "read its a
 READ_GREETING, READ_STATUS = "read the greeting", "read its status"
 
 Read = Callable[[], Awaitable[Any]]
-Write = Callable[[bytes], Awaitable[None]]
-Exchange = Callable[[bytes], Awaitable[bytes]]
+Exchange = Callable[[bytes], Awaitable[Any]]
 
 
 class LinkLost(Exception):

@@ -40,7 +40,7 @@ class Limits:
     step_s: float = 600.0
     """Until environments must have taken a step."""
     write_s: float = 60.0
-    """Until the other end must have read what was sent to it."""
+    """Until who dialled must have read what was sent to it; who was dialled has `step_s` for it."""
     keepalive_s: float = 10.0
     """Until a silent connection is asked for a heartbeat, and again until it is given up."""
 

@@ -14,16 +14,24 @@ import numpy as np
 
 import nest
 from libtorchbeast.episode_info import MAX_NAME_BYTES, MAX_NAMES, InfoSums, is_name
-from libtorchbeast.rows import MAX_FLOAT32, NUMBERS, Row, Spec, Unstacked
+from libtorchbeast.rows import MAX_FLOAT32, MAX_INT32, NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, invalid
 from libtorchbeast.rpc.messages import parse
 from libtorchbeast.specs import ArraySpec
 
-_LENGTH_DELIMITED = 2  # protobuf's wire type of bytes and messages
+_LENGTH_DELIMITED = 2  # protobuf's wire type of bytes, messages and lists of numbers
 _OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_REWARD = pb.Step.REWARD_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_DONE = pb.Step.DONE_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_TRUNCATED = pb.Step.TRUNCATED_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_EPISODE_STEP = pb.Step.EPISODE_STEP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_EPISODE_RETURN = pb.Step.EPISODE_RETURN_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_INFO = pb.Step.INFO_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_MAX_COUNT = 2**31 - 1
+_ACTION = pb.Actions.ACTION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_ACTIONS = pb.AgentMessage.ACTIONS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+_FLOAT32 = np.dtype("<f4")
 MAX_EXTRA_BYTES = 64  # of an environment's or an array's, besides observations
 MAX_UNCOUNTED_BYTES = 1 << 16  # of messages whose fields are not counted before they are parsed
 MAX_NUMBER = (
@@ -33,17 +41,18 @@ MAX_NUMBER = (
 
 def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
     """A row [K, ...] as an EnvironmentMessage; observations may have any strides, or be apart."""
-    small = pb.Step(
-        reward=row["reward"].tolist(),
-        done=row["done"].tolist(),
-        episode_step=row["episode_step"].tolist(),
-        episode_return=row["episode_return"].tolist(),
-    )
-    if np.count_nonzero(row["truncated"]):
-        small.truncated.extend(row["truncated"].tolist())
+    fields = [
+        (_REWARD, np.asarray(row["reward"], _FLOAT32).tobytes()),
+        (_DONE, np.asarray(row["done"], np.bool_).tobytes()),
+        (_EPISODE_STEP, b"".join(map(_varint_of, row["episode_step"].tolist()))),
+        (_EPISODE_RETURN, np.asarray(row["episode_return"], _FLOAT32).tobytes()),
+    ]
+    truncated = np.asarray(row["truncated"], np.bool_).tobytes()
+    if any(truncated):
+        fields.append((_TRUNCATED, truncated))
     for name, (total, count) in (info or {}).items():
-        small.info.add(name=name, total=total, count=count)
-    head = small.SerializeToString()
+        fields.append((_INFO, pb.Info(name=name, total=total, count=count).SerializeToString()))
+    head = _join(fields)
     parts: list[Any] = [head]
     size = len(head)
     for leaf in nest.flatten(row["frame"]):
@@ -57,8 +66,8 @@ def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
 
 def encode_actions(actions: Any) -> bytes:
     """A nest of arrays [K, ...] as an AgentMessage."""
-    leaves = [_as_sent(leaf).tobytes() for leaf in nest.flatten(actions)]
-    return pb.AgentMessage(actions=pb.Actions(action=leaves)).SerializeToString()
+    leaves = _join([(_ACTION, _as_sent(leaf).tobytes()) for leaf in nest.flatten(actions)])
+    return _tag(_ACTIONS, len(leaves)) + leaves
 
 
 class StepReader:
@@ -96,8 +105,8 @@ class StepReader:
         truncated = self._numbers(step.truncated, "truncated") if step.truncated else []
         _check_numbers(reward, "reward", MAX_NUMBER)
         _check_numbers(total, "episode_return", MAX_FLOAT32)
-        if max(count) > _MAX_COUNT:
-            raise invalid(f"episode_step must be at most {_MAX_COUNT}, got {max(count)}.")
+        if max(count) > MAX_INT32:
+            raise invalid(f"episode_step must be at most {MAX_INT32}, got {max(count)}.")
         if self._is_first and not all(done):
             raise invalid("In the first Step of a stream every done must be true, got a false.")
         if any(t and not d for t, d in zip(truncated, done, strict=False)):
@@ -187,9 +196,17 @@ class ActionsReader:
         ]
         num_bytes = sum(array.num_bytes for array in self._arrays)
         self._max_bytes = num_bytes + MAX_EXTRA_BYTES * (len(self._arrays) + 1)
+        # What a message with one array, written as usual, has in front of it.
+        tag = _tag(_ACTION, num_bytes)
+        self._head = _tag(_ACTIONS, len(tag) + num_bytes) + tag
+        self._single_bytes = -1
+        if isinstance(spec.action, ArraySpec):
+            self._single_bytes = len(self._head) + num_bytes
 
     def read(self, data: bytes) -> Any:
         """A nest of arrays [K, ...]; they share memory with the message."""
+        if len(data) == self._single_bytes and data.startswith(self._head):
+            return self._arrays[0].read(data[len(self._head) :])
         if len(data) > self._max_bytes:
             raise invalid(f"Actions may have {self._max_bytes} bytes, got {len(data)}.")
         message = parse(pb.AgentMessage, data)
@@ -262,14 +279,22 @@ def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
     raise invalid(f"Expected an EnvironmentMessage, got {len(data)} other bytes.")
 
 
+def _join(fields: list[tuple[int, bytes]]) -> bytes:
+    return b"".join([part for field, data in fields for part in (_tag(field, len(data)), data)])
+
+
 @functools.lru_cache
 def _tag(field: int, size: int) -> bytes:
     """The bytes before a field of so many bytes."""
-    digits = bytearray([field])
-    while size >= 0x80:
-        digits.append(size & 0x7F | 0x80)
-        size >>= 7
-    digits.append(size)
+    return bytes([field]) + _varint_of(size)
+
+
+def _varint_of(number: int) -> bytes:
+    digits = bytearray()
+    while number >= 0x80:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
     return bytes(digits)
 
 
