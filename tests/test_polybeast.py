@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from tests.helpers import training
-from tests.helpers.training import ROOT, TIMEOUT_S, final_return, read_logs, shared_memory
+from tests.helpers.training import (
+    ROOT,
+    TIMEOUT_S,
+    final_return,
+    newest_figures,
+    read_logs,
+    shared_memory,
+)
 from torchbeast import polybeast
 from torchbeast.run.flags import default_flags
 
@@ -40,7 +47,7 @@ def test_catch_is_learnt_and_leaves_its_files_and_can_be_tested(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"model.tar", "logs.csv", "fields.csv", "out.log", "meta.json"} <= names
     assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is True
-    last = read_logs(tmp_path / "run")[-1]
+    last = newest_figures(tmp_path / "run")
     flags = default_flags(polybeast.Flags, "Catch")
     assert total <= int(last["step"]) < total + flags.batch_size * flags.unroll_length
     saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)

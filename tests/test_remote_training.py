@@ -134,6 +134,7 @@ def test_sigterm_lets_clients_wait_for_the_next_learner(tmp_path):
         ):
             training.wait_for(lambda: num_streams(training) == 4, "all streams")
             family = environments.family()
+            training.wait_for_step(1)
             learn_on(training)
             assert training.end(signal.SIGTERM) == 0
             environments.wait_for(

@@ -102,7 +102,7 @@ class Flags(TrainingFlags):
 
     def share_out(self, num_envs: int) -> dict[str, Any]:
         if self.is_given("num_actors"):
-            return {"envs_per_actor": max(1, num_envs // self.num_actors)}
+            return {"envs_per_actor": max(1, num_envs // max(1, self.num_actors))}
         return {"num_actors": max(1, num_envs // self.envs_per_actor)}
 
     @property

@@ -34,7 +34,7 @@ class Flags(polybeast_learner.Flags):
 
     def share_out(self, num_envs: int) -> dict[str, Any]:
         if self.is_given("num_actors") or self.is_given("num_servers"):
-            return {"envs_per_actor": max(1, num_envs // self.num_groups)}
+            return {"envs_per_actor": max(1, num_envs // max(1, self.num_groups))}
         num_groups = max(1, num_envs // self.envs_per_actor)
         num_servers = min(num_groups, max(num_groups // GROUPS_PER_WORKER, num_cores()))
         return {"num_actors": num_groups, "num_servers": num_servers}

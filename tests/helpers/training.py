@@ -43,6 +43,14 @@ def read_logs(folder: Path):
         return list(csv.DictReader(file))
 
 
+def newest_figures(folder: Path):
+    """The newest of each; a row has only what came about since the one before."""
+    figures = {}
+    for row in read_logs(folder):
+        figures.update({name: value for name, value in row.items() if value})
+    return figures
+
+
 def shared_memory():
     """PyTorch's shared memory whose process is gone; others may be at work beside this test."""
     paths = list(Path("/dev/shm").glob("torch_*_*"))  # torch_<process>_<some number>

@@ -80,7 +80,7 @@ class Learner:
         self._skipped_in_a_row = 0
         self._last_culprits = ""
         self._repeats = RepeatFilter()
-        self._can_mix_steps = getattr(model, "sees_single_rows", False)
+        self._sees_single_rows = getattr(model, "sees_single_rows", False)
         self._reward_scale = (
             RewardScale(flags.discounting).to(device) if flags.normalize_rewards else None
         )
@@ -160,7 +160,8 @@ class Learner:
             with torch.no_grad():
                 output, _ = run_model(self.model, batch, initial_state, self.flags)
                 goals = find_targets(output, batch, self.flags, rewards, self.distribution)
-            if self._can_mix_steps and self.flags.num_minibatches > 1:
+            can_mix_steps = self._sees_single_rows and not initial_state
+            if can_mix_steps and self.flags.num_minibatches > 1:
                 batch, goals = flatten_steps(batch, goals)
         rollouts = (batch, initial_state, goals)
         figures = []

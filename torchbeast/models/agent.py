@@ -67,8 +67,11 @@ class Agent(nn.Module):
 
     @property
     def sees_single_rows(self) -> bool:
-        """Whether it is all the same to it what came before a row: the learner may mix steps."""
-        return not self.use_lstm
+        """Whether it is all the same to it what came before a row: the learner may mix steps.
+
+        A class derived from this one may do anything, and must say so itself.
+        """
+        return type(self) is Agent and not self.use_lstm
 
     def initial_state(self, batch_size: int = 1) -> AgentState:
         """The memory at the start of an episode: two tensors [1, B, lstm_size], or nothing."""
