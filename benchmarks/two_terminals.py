@@ -74,6 +74,7 @@ class Learner:
             maximum_queue_size=2 * batch_size,
         )
         self._batcher = libtorchbeast.DynamicBatcher(maximum_batch_size=1024)
+        self.sources: set[int] = set()  # the environments that have sent a rollout
         self.pool = libtorchbeast.ActorPool(T, self._queue, self._batcher)
         self._threads = [threading.Thread(target=f) for f in (self._infer, self._learn)]
         for thread in self._threads:
@@ -94,14 +95,14 @@ class Learner:
             batch.set_outputs(({"action": action}, state))
 
     def _learn(self) -> None:
-        for _ in self._queue:
-            pass
+        for (rows, _), _ in self._queue:
+            self.sources.update(rows["source"][0].tolist())
 
 
 def measure(learner: Learner, poll: Callable[[], None], num_envs: int, seconds: float) -> Figures:
     """Steps a second of what plays with the learner, and the CPU time of all that takes part."""
     deadline = time.monotonic() + START_S
-    while learner.pool.count() < 20 * num_envs:
+    while len(learner.sources) < num_envs:
         if time.monotonic() > deadline:
             sys.exit("The environments did not start in time.")
         poll()

@@ -88,6 +88,7 @@ def test_settings_of_all_kinds_run(tmp_path, args):
 
 def test_a_model_that_answers_with_a_tuple_fits_everywhere(tmp_path):
     args = ("--env", "Catch", "--xpid", "run", "--model", "tests.helpers.tuple_agent:TupleAgent")
+    args += ("--no-hold_actors",)
     result = run(tmp_path, *args, "--total_steps", "20000", "--log_interval_s", "0.2", cwd=ROOT)
     assert result.returncode == 0, result.stderr
     lags = [float(row["policy_lag"]) for row in read_logs(tmp_path / "run") if row["policy_lag"]]
@@ -99,7 +100,7 @@ def test_a_model_that_answers_with_a_tuple_fits_everywhere(tmp_path):
 
 
 def test_rollouts_of_old_weights_are_dropped_and_counted(tmp_path):
-    args = ("--env", "Catch", "--total_steps", "20000", "--max_policy_lag", "0")
+    args = ("--env", "Catch", "--total_steps", "20000", "--max_policy_lag", "0", "--no-hold_actors")
     result = run(tmp_path, "--xpid", "run", *args, "--log_interval_s", "0.2")
     assert result.returncode == 0, result.stderr
     dropped = [float(row["dropped_rollouts"]) for row in read_logs(tmp_path / "run")]

@@ -127,7 +127,9 @@ def test_every_transition_arrives_once_and_in_order(num_workers, lanes, envs):
         assert system.pool.count() >= checker.num_transitions
     del system, batch  # the lanes' memory goes with their last view
     gc.collect()
-    assert threads_and_descriptors() == before
+    after = threads_and_descriptors()
+    # Fewer, if something of an earlier test has gone meanwhile.
+    assert all(a <= b for a, b in zip(after, before, strict=True)), (after, before)
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
