@@ -70,3 +70,17 @@ def test_a_module_that_fails_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match=r"fails with KeyError.*fails_on_import.py:2: raise Key"):
         own_code.find("fails_on_import:Model", "--model")
+
+
+def test_offers_of_several_threads_do_not_end_each_other():
+    first, second = own_code.offer({"a": 1, "b": 2}), own_code.offer({"b": 2, "c": 3})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (own_code.get("a"), own_code.get("b"), own_code.get("c")) == (None, 2, 3)
+    assert own_code.is_offering()
+    with pytest.raises(UsageError, match="has a c that is not the same"), own_code.offer({"c": 4}):
+        pass
+    second.__exit__(None, None, None)
+    assert own_code.get("b") is None
+    assert not own_code.is_offering()
