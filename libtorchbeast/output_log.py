@@ -33,11 +33,10 @@ class OutputLog:
             self._has_said_where = True
             logger.info("%s prints something: what environments print is in %s.", name, self.path)
         with suppress(OSError):
+            if self.path.exists() and self.path.stat().st_size > self._max_bytes:
+                self._set_aside()  # before the newest lines, which are always in `path`
             with self.path.open("a", errors="replace") as file:
                 file.writelines(f"{name}: {line}\n" for line in lines)
-                is_full = file.tell() > self._max_bytes
-            if is_full:
-                self._set_aside()
 
     def _set_aside(self) -> None:
         self.path.replace(self.older_path)
