@@ -1,5 +1,6 @@
 """Weights in shared memory: whole versions only, from any process."""
 
+import itertools
 import multiprocessing as mp
 import threading
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from tests.helpers.specs import spec_for
 from torchbeast.models import make_model
+from torchbeast.runtime import shared_weights
 from torchbeast.runtime.shared_weights import SharedWeights
 
 
@@ -85,7 +87,7 @@ def test_a_learner_that_died_in_its_copy_blocks_nobody_for_ever():
     model = nn.Linear(2, 2)
     weights = SharedWeights(model)
     weights.publish(model, version=0)
-    weights._memory[-64] ^= 1  # version 1 was begun and never done
+    weights._begun[0] = 1  # and never finished
     _fill(model, 1)
     with pytest.raises(TimeoutError):
         weights.fetch(model, timeout_s=0.1)
@@ -107,61 +109,72 @@ def test_weights_that_are_there_already_are_not_copied():
     assert torch.equal(theirs.weight, ours.weight)
 
 
-# --- Torn writes ------------------------------------------------------------------------------
+# --- Any order of stores ----------------------------------------------------------------------
 
 
-def two_versions():
-    """Shared weights, and what stands in their memory after each of two publications."""
+def memory_at_each_fence(monkeypatch):
+    """Shared weights, and what stands in their memory as two versions are published after another:
+    before, at each of the writer's fences, and after."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     weights = SharedWeights(model)
-    images = []
-    for version in (1, 2):
-        weights.publish(model, version)
-        images.append(weights._memory.clone())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.001 * torch.randn(parameter.shape))
-    return weights, *images
+    weights.publish(model, 1)
+    memories = [weights._memory.clone()]
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_weights, "fence", lambda: memories.append(weights._memory.clone()))
+        for version in (2, 3):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.001 * torch.randn(parameter.shape))
+            weights.publish(model, version)
+            memories.append(weights._memory.clone())
+    assert len(memories) == 7
+    return weights, memories
 
 
-def is_refused(weights, memory):
-    """Whether a reader keeps its own weights rather than take those that it sees."""
-    weights._memory.copy_(memory)
-    model = nn.Linear(5, 3)
-    before = model.weight.detach().clone()
-    try:
-        weights.fetch(model, timeout_s=0)
-    except TimeoutError:
-        return torch.equal(model.weight, before)
-    return False
-
-
-def is_whole(memory, images):
-    return any(torch.equal(memory, image) for image in images)
-
-
-def test_stores_that_become_visible_in_their_order_or_backwards_are_no_version():
-    weights, *images = two_versions()
-    for old, new in (images, images[::-1]):
-        for cut in range(len(old) + 1):
-            torn = torch.cat([new[:cut], old[cut:]])
-            assert is_refused(weights, torn) != is_whole(torn, images), cut
+def seen(memories, random, first, last):
+    """Memory as a processor may see it that loads each word at some time from `first` to `last`:
+    between two of the writer's fences its stores become visible in any order."""
+    words = torch.stack([memory.view(-1, 8) for memory in memories])
+    times = torch.tensor([random.randint(first, last) for _ in range(words.shape[1])])
+    return words[times, torch.arange(words.shape[1])].flatten()
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(strategies.randoms(use_true_random=False), strategies.sampled_from([1, 4, 8, 64]))
-def test_stores_that_become_visible_in_any_order_are_no_version(random, num_bytes):
-    """As on ARM: each word, cache line or byte is of this version or of that."""
-    weights, old, new = two_versions()
-    torn = old.clone()
-    for start in range(0, len(old), num_bytes):
-        if random.random() < 0.5:
-            torn[start : start + num_bytes] = new[start : start + num_bytes]
-    assert is_refused(weights, torn) != is_whole(torn, (old, new))
+@hypothesis.given(random=strategies.randoms(use_true_random=False))
+def test_no_order_in_which_stores_become_visible_makes_a_mixture(random):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        weights, memories = memory_at_each_fence(monkeypatch)
+        whole = {1: memories[0], 2: memories[3], 3: memories[6]}
+        # A reader looks at the version, copies, and looks again; its fences keep that order.
+        times = sorted(random.randint(0, 6) for _ in range(4))
+        views = [seen(memories, random, first, last) for first, last in itertools.pairwise(times)]
+        weights._memory.copy_(views.pop(0))
+        monkeypatch.setattr(shared_weights, "fence", lambda: weights._memory.copy_(views.pop(0)))
+        model = nn.Linear(5, 3)
+        try:
+            version = weights.fetch(model, timeout_s=0)
+        except TimeoutError:
+            assert times[0] < times[-1] or times[0] % 3  # whole versions that stand still are taken
+            return
+        assert not views  # there were two fences
+    expected = nn.Linear(5, 3)
+    weights._memory.copy_(whole[version])
+    weights.fetch(expected)
+    assert torch.equal(model.weight, expected.weight)
+    assert torch.equal(model.bias, expected.bias)
 
 
-def test_whole_versions_are_taken():
-    weights, old, new = two_versions()
-    for image in (old, new):
-        assert not is_refused(weights, image)
+@pytest.mark.parametrize("at", [0, 3, 6])
+def test_whole_versions_are_taken(at, monkeypatch):
+    weights, memories = memory_at_each_fence(monkeypatch)
+    weights._memory.copy_(memories[at])
+    assert weights.fetch(nn.Linear(5, 3), timeout_s=0) == 1 + at // 3
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 5])
+def test_versions_that_are_being_written_are_not_taken(at, monkeypatch):
+    weights, memories = memory_at_each_fence(monkeypatch)
+    weights._memory.copy_(memories[at])
+    with pytest.raises(TimeoutError):
+        weights.fetch(nn.Linear(5, 3), timeout_s=0)

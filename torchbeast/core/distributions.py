@@ -106,10 +106,10 @@ class Categorical:
         self.constant_params = torch.zeros(n, dtype=torch.bool)
 
     def sample(self, params: Tensor) -> Tensor:
-        # Also for numbers that are not finite, which the learner finds out about.
-        probabilities = F.softmax(params.detach().nan_to_num(), dim=-1)
-        drawn = torch.multinomial(probabilities.view(-1, self.num_params), num_samples=1)
-        return drawn.view(params.shape[:-1])
+        # The largest of log p - log q, with q exponential, is distributed like p. Numbers that are
+        # not finite lead to an action, too: the learner finds out about them.
+        q = torch.empty_like(params, dtype=torch.float32).exponential_()
+        return (params.detach() - q.log_()).argmax(dim=-1)
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(dim=-1)

@@ -61,6 +61,9 @@ class Agent(nn.Module):
         self.policy = nn.Linear(num_features, self.distribution.num_params)
         self.baseline = nn.Linear(num_features, 1)
         constant = self.distribution.constant_params.unsqueeze(1) & separate_nets  # [num_params, 1]
+        self._has_constants = (
+            separate_nets and self.distribution.num_choices < self.distribution.num_params
+        )
         self.register_buffer("_constant", constant, persistent=False)
         keep_scale(self.policy, gain=0.01)  # every action is about as likely at first
         keep_scale(self.baseline, gain=1.0)
@@ -91,8 +94,11 @@ class Agent(nn.Module):
         features = self.encoder(frame).float()  # [T*B, F]
         separate = self.baseline_encoder
         baseline_features = None if separate is None else separate(frame).float()
-        # Under autocast, too: memory and heads are small, and what they lose the advantages lose.
-        with torch.autocast(features.device.type, enabled=False):
+        device_type = features.device.type
+        if not torch.is_autocast_enabled(device_type):
+            return self._decide(features, baseline_features, mask, inputs, core_state)
+        # Memory and heads are small, and what they lose the advantages lose.
+        with torch.autocast(device_type, enabled=False):
             return self._decide(features, baseline_features, mask, inputs, core_state)
 
     def _decide(
@@ -117,7 +123,9 @@ class Agent(nn.Module):
                 self.lstm, features.view(T, B, -1), inputs["done"], core_state
             )
             features = features.flatten(0, 1)
-        weight = self.policy.weight.masked_fill(self._constant, 0.0)
+        weight = self.policy.weight
+        if self._has_constants:
+            weight = weight.masked_fill(self._constant, 0.0)
         policy_logits = F.linear(features, weight, self.policy.bias).view(T, B, -1)
         if mask is not None:
             # One array of bools, or as environments elsewhere have it.

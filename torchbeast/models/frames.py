@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libtorchbeast.specs import ArraySpec
@@ -89,6 +88,7 @@ class Numbers(nn.Module):
     factor: Tensor
     first: Tensor
     last: Tensor
+    place: Tensor
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -98,7 +98,10 @@ class Numbers(nn.Module):
         self.codes: Codes | None = None
         if most > 2:
             self.num_outputs = sum(self._counts)
-            for name, values in (("first", low.ravel()), ("last", np.array(self._counts) - 1)):
+            first = low.ravel()
+            last = first + np.array(self._counts) - 1
+            place = np.cumsum([0, *self._counts[:-1]]) - first  # of each, in the vector
+            for name, values in (("first", first), ("last", last), ("place", place)):
                 integers = torch.from_numpy(values.astype(np.int64))
                 self.register_buffer(name, integers, persistent=False)  # the spec says it
             if most > MAX_ONE_HOT or (most > 2 * CODE_SIZE and self.num_outputs > MAX_ONE_HOTS):
@@ -127,11 +130,11 @@ class Numbers(nn.Module):
 
     def _name(self, x: Tensor) -> Tensor:
         # What environments say, from wherever they are, must not end a run: hence the clamp.
-        x = torch.minimum((x - self.first).clamp(min=0), self.last)
+        x = x.clamp(self.first, self.last)
         if self.codes is not None:
-            return self.codes(x)
-        vectors = [F.one_hot(x[:, i], count) for i, count in enumerate(self._counts)]
-        return torch.cat(vectors, dim=1).float()
+            return self.codes(x - self.first)
+        zeros = torch.zeros(len(x), self.num_outputs, device=x.device)
+        return zeros.scatter_(1, x + self.place, 1.0)
 
 
 class JoinedNumbers(nn.Module):
