@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 ARGS   ?=
-JOBS   ?= 2
+JOBS   ?= 3
 TRAIN  := torchbeast.polybeast
 CPP    := $(wildcard cpp/*.h cpp/*.cc cpp/python/*.h cpp/python/*.cc)
 EXAMPLES := $(wildcard examples/cpp_client/*.h examples/cpp_client/*.cc)
@@ -33,7 +33,10 @@ $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(CPP) $(wildcard t
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch scikit-build-core nanobind cmake ninja
 	@$(PIP) install -c constraints.txt --no-build-isolation \
-		--config-settings cmake.define.TORCHBEAST_STRICT=ON -e ".[plot,keys,test,lint,bench]"
+		--config-settings cmake.define.TORCHBEAST_STRICT=ON -e ".[plot,keys,ray,slurm,test,lint,bench]"
+	@# NetHack asks for one version of Gymnasium, and works with others; to build it takes long.
+	@$(PIP) install -c constraints.txt --no-deps --only-binary nle nle || \
+		echo "There is no wheel of nle for this Python: the test of examples/nethack.py is skipped."
 	@touch $@
 
 train: setup
@@ -56,12 +59,12 @@ test: setup
 	@$(call ctest,build/test)
 	@$(PYTEST) $(ARGS)
 
-# Debian's packages for the tests that build a client in C++, or wire up network namespaces; where
-# they are missing, those tests are skipped.
+# Debian's packages for the tests that build a client in C++, wire up network namespaces, or start
+# Slurm; where they are missing, those tests are skipped.
 test-packages:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends pkg-config libgrpc++-dev libprotobuf-dev \
-		protobuf-compiler-grpc iproute2 nftables
+		protobuf-compiler-grpc iproute2 nftables slurmctld slurmd slurm-client munge
 
 sanitize: setup
 	@$(call ctest,build/asan,address$(comma)undefined)

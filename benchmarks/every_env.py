@@ -2,8 +2,9 @@
 
     python benchmarks/every_env.py [ID ...]
 
-What needs a package that is not installed is refused with a sentence. Prints a line for each, and
-as the last line one JSON object. Exits with 1 if one ends with a traceback.
+An environment has trained if the command ends with code 0 and its log has 5,000 steps. What needs a
+package that is not installed is refused with a sentence; anything else has failed. Prints a line
+for each, and as the last line one JSON object. Exits with 1 if one has failed.
 """
 
 import csv
@@ -27,12 +28,16 @@ class Outcome(NamedTuple):
     env: str
     result: str
     """trained, refused, or failed."""
-    steps_per_s: float
-    sentence: str
+    steps: int = 0
+    steps_per_s: float = 0.0
+    sentence: str = ""
 
     def __str__(self) -> str:
-        speed = f"{self.steps_per_s:,.0f}" if self.result == "trained" else ""
-        return f"| {self.env} | {self.result} | {speed} | {self.sentence} |"
+        has_trained = self.result == "trained"
+        steps, speed = (
+            f"{number:,.0f}" if has_trained else "" for number in (self.steps, self.steps_per_s)
+        )
+        return f"| `{self.env}` | {self.result} | {steps} | {speed} | {self.sentence} |"
 
 
 def train(env: str, savedir: str) -> Outcome:
@@ -45,26 +50,40 @@ def train(env: str, savedir: str) -> Outcome:
             command, cwd=savedir, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Outcome(env, "failed", 0.0, f"did not end within {TIMEOUT_S} s")
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        return Outcome(env, "failed", sentence=f"did not end within {TIMEOUT_S} s")
+    return judge(env, done, Path(savedir) / xpid / "logs.csv")
+
+
+def judge(env: str, done: subprocess.CompletedProcess[str], log: Path) -> Outcome:
+    """What a command that has ended came to, by its exit code, its output and its log."""
     if "Traceback" in done.stderr + done.stdout:
-        return Outcome(env, "failed", 0.0, f"traceback: {done.stderr.strip().splitlines()[-1]}")
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
+        return Outcome(env, "failed", sentence=f"traceback: {last}")
     if done.returncode == 0:
-        return Outcome(env, "trained", _speed(Path(savedir) / xpid / "logs.csv"), "")
-    sentence = errors[-1].removeprefix("error: ") if errors else f"exit code {done.returncode}"
-    return Outcome(env, "refused" if done.returncode == 2 and errors else "failed", 0.0, sentence)
+        steps, speed = _read(log)
+        if steps >= TOTAL_STEPS:
+            return Outcome(env, "trained", steps, speed)
+        return Outcome(env, "failed", sentence=f"ended after {steps:,} of {TOTAL_STEPS:,} steps")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    if done.returncode == 2 and errors:
+        return Outcome(env, "refused", sentence=errors[-1].removeprefix("error: "))
+    return Outcome(env, "failed", sentence=f"exit code {done.returncode}")
 
 
-def _speed(path: Path) -> float:
-    """The best of the rows of a log: the first ones are of environments that start."""
-    with path.open(newline="") as file:
-        return max((float(row["sps"]) for row in csv.DictReader(file)), default=0.0)
+def _read(log: Path) -> tuple[int, float]:
+    """The last step in a log, and the best speed: the first rows are of environments that start."""
+    if not log.exists():
+        return 0, 0.0
+    with log.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = max((int(float(row["step"])) for row in rows), default=0)
+    return steps, max((float(row["sps"]) for row in rows), default=0.0)
 
 
 def main() -> int:
     ids = sys.argv[1:] or list(gymnasium.registry)
     started = time.monotonic()
-    print("| environment | | steps a second | |\n|---|---|---|---|", flush=True)
+    print("| environment | | steps | steps per second | |\n|---|---|---|---|---|", flush=True)
     outcomes = []
     with tempfile.TemporaryDirectory() as savedir:
         for env in ids:

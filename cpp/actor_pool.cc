@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "action.h"
+#include "concatenate.h"
 #include "errors.h"
 #include "rollout.h"
 
@@ -79,13 +80,24 @@ void check_lane(const Lane& lane) {
   for (const ArrayNest* nest : {&lane.row, &lane.action}) {
     for (const Array& leaf : nest->leaves) {
       if (leaf.ndim() >= 2 && !num_envs) num_envs = leaf.shape[1];
-      if (leaf.ndim() < 2 || leaf.shape[0] != 1 || leaf.shape[1] != num_envs) {
+      const bool is_row = leaf.ndim() >= 2 && (leaf.shape[0] == 1 || lane.has_rollouts);
+      if (!is_row || leaf.shape[1] != num_envs) {
         throw std::invalid_argument(
             "A lane's arrays must be [1, K, ...] with the same number K of environments, got " +
             to_string(leaf.shape) + (num_envs ? " with K = " + std::to_string(*num_envs) : ""));
       }
     }
   }
+}
+
+ArrayNest copy_of(const ArrayNest& nest, BufferPool& pool) {
+  ArrayNest result{nest.structure, {}};
+  result.leaves.reserve(nest.leaves.size());
+  for (const Array& leaf : nest.leaves) {
+    result.leaves.push_back(allocate_like(leaf, 0, leaf.shape[0], pool));
+    copy(leaf, result.leaves.back());
+  }
+  return result;
 }
 
 }  // namespace
@@ -95,7 +107,10 @@ void check_lane(const Lane& lane) {
 class ActorPool::Actor {
  public:
   Actor(ActorPool& pool, const Lane& lane)
-      : pool_(pool), lane_(lane), num_envs_(num_envs_of(lane.row)), member_{num_envs_} {}
+      : pool_(pool),
+        lane_(lane),
+        num_envs_(num_envs_of(lane.row)),
+        member_{num_envs_, lane.client} {}
 
   void run() {
     while (wait_for_rows()) {
@@ -142,19 +157,11 @@ class ActorPool::Actor {
 
   // Whether there are rows to read; else the environments are gone or all is over.
   bool wait_for_rows() {
-    const Timer timer(pool_.counts_.ns_for_environments);
-    for (;;) {
-      const Turn::State state =
-          lane_.turn.wait_while(Turn::kFree, Turn::kEnvironment, Clock::now() + kLookAround);
-      if (state == Turn::kAgent) return true;
-      if (state == Turn::kGone) {
-        if (rollout_) return false;
-        lane_.pass(Turn::kGone, Turn::kFree);
-      }
-      if (state == Turn::kClosed || pool_.is_over()) {
-        throw ClosedBatchingQueue("The lane or a queue was closed");
-      }
+    while (pool_.wait_for_turn(lane_) != Turn::kAgent) {
+      if (rollout_) return false;
+      lane_.pass(Turn::kGone, Turn::kFree);
     }
+    return true;
   }
 
   // Shows the lane's row, writes the action to the lane and returns the output.
@@ -201,6 +208,51 @@ class ActorPool::Actor {
   ArrayNest state_at_start_;   // Of the rollout, before the agent saw its first row.
   Clock::time_point started_;  // The rollout.
   std::optional<Rollout> rollout_;
+  const Poll poll_ = [this] {
+    if (pool_.is_over()) throw ClosedBatchingQueue("The pool was closed");
+  };
+};
+
+// Takes rollouts from a lane. Who brought one may bring the next when the learner's queue has room
+// for it: what waits is bounded, and with a queue of size 0 the rollout has been learnt from.
+class ActorPool::RolloutTaker {
+ public:
+  RolloutTaker(ActorPool& pool, const Lane& lane)
+      : pool_(pool),
+        lane_(lane),
+        num_envs_(num_envs_of(lane.row)),
+        member_{num_envs_, lane.client} {}
+
+  void run() {
+    for (;;) {
+      if (pool_.wait_for_turn(lane_) == Turn::kAgent) take_until_gone();
+      lane_.pass(Turn::kGone, Turn::kFree);
+    }
+  }
+
+ private:
+  void take_until_gone() {
+    const Membership membership(pool_.learner_queue_, member_);
+    Clock::time_point started = Clock::now();
+    do {
+      take(Clock::now() - started + kPatience);
+      started = Clock::now();
+    } while (lane_.pass(Turn::kAgent, Turn::kEnvironment) &&
+             pool_.wait_for_turn(lane_) == Turn::kAgent);
+  }
+
+  void take(Clock::duration patience) {
+    ArrayNest rollout = copy_of(lane_.row, pool_.pool_);
+    pool_.counts_.steps += pool_.unroll_length_ * num_envs_;
+    const Timer timer(pool_.counts_.ns_for_learner);
+    pool_.learner_queue_.give(std::move(rollout), poll_, lane_.client, &member_, patience);
+    pool_.counts_.rollouts += num_envs_;
+  }
+
+  ActorPool& pool_;
+  const Lane& lane_;
+  const std::int64_t num_envs_;
+  BatchingQueue::Member member_;
   const Poll poll_ = [this] {
     if (pool_.is_over()) throw ClosedBatchingQueue("The pool was closed");
   };
@@ -262,7 +314,11 @@ void ActorPool::forget_ended() {
 void ActorPool::act(Running& running) {
   std::exception_ptr error;
   try {
-    Actor(*this, running.lane).run();
+    if (running.lane.has_rollouts) {
+      RolloutTaker(*this, running.lane).run();
+    } else {
+      Actor(*this, running.lane).run();
+    }
   } catch (const ClosedBatchingQueue&) {  // The regular end.
   } catch (...) {
     error = std::current_exception();
@@ -273,6 +329,19 @@ void ActorPool::act(Running& running) {
   --num_actors_;
   running.ended = true;
   ended_.notify_all();
+}
+
+// Until there is something to read, kAgent, or who wrote it is gone, kGone.
+Turn::State ActorPool::wait_for_turn(const Lane& lane) {
+  const Timer timer(counts_.ns_for_environments);
+  for (;;) {
+    const Turn::State state =
+        lane.turn.wait_while(Turn::kFree, Turn::kEnvironment, Clock::now() + kLookAround);
+    if (state == Turn::kClosed || is_over()) {
+      throw ClosedBatchingQueue("The lane or a queue was closed");
+    }
+    if (state == Turn::kAgent || state == Turn::kGone) return state;
+  }
 }
 
 bool ActorPool::is_over() const {

@@ -13,34 +13,37 @@
 
 #include "array_nest.h"
 #include "batching_queue.h"
-#include "bell.h"
 #include "buffer_pool.h"
 #include "dynamic_batcher.h"
 #include "process.h"
 #include "turn.h"
 #include "waiting.h"
+#include "wakeup.h"
 
 namespace torchbeast {
 
 // Memory that a group of K environments shares with its actor.
 struct Lane {
   Turn turn;
-  ArrayNest row;     // [1, K, ...]; agent and learner get it with these containers.
-  ArrayNest action;  // [1, K, ...]
-  Bell bell = {};    // For environments that wait for many lanes at once.
+  ArrayNest row;       // [1, K, ...]; agent and learner get it with these containers.
+  ArrayNest action;    // [1, K, ...]
+  Wakeup wakeup = {};  // For environments that wait for many lanes at once.
   std::int64_t client =
       0;  // Whose environments they are: all have equal shares of agent and learner.
+  // Of actors elsewhere that have a model of their own: `row` is a whole rollout of K environments,
+  // ((rows, outputs), agent_state), [T+1, K, ...] and [L, K, ...], and there is no action.
+  bool has_rollouts = false;
 
   // Passes the turn to the environments; false if it is not `from`.
   bool pass(Turn::State from, Turn::State to) const {
     if (!turn.pass(from, to)) return false;
-    bell.ring();
+    wakeup.notify();
     return true;
   }
 
   void close() const {
     turn.close();
-    bell.ring();
+    wakeup.notify();
   }
 };
 
@@ -56,10 +59,10 @@ struct ActorCounts {
   std::atomic<std::int64_t> ns_for_learner{0};
 };
 
-// One thread a lane. The agent gets (row, agent_state) and answers (output, new_agent_state), where
-// output is a dict with the key "action" or a tuple whose first element is the action. The learner
-// gets ((rows, outputs), agent_state at row 0). All have the batch in dimension 1. Rows and outputs
-// keep their containers.
+// One thread a lane. What has whole rollouts goes to the learner as it is. Else the agent gets
+// (row, agent_state) and answers (output, new_agent_state), where output is a dict with the key
+// "action" or a tuple whose first element is the action. The learner gets ((rows, outputs),
+// agent_state at row 0). All have the batch in dimension 1. Rows and outputs keep their containers.
 class ActorPool {
  public:
   // The queues must outlive the pool. The initial state has a batch of one.
@@ -72,7 +75,8 @@ class ActorPool {
   ActorPool& operator=(const ActorPool&) = delete;
 
   // Starts an actor for the lane. Environments may come and go on it; it ends when it is closed.
-  // Throws std::invalid_argument if the lane's arrays are not [1, K, ...].
+  // Throws std::invalid_argument if the lane's arrays are not [1, K, ...], or [any, K, ...] if it
+  // has rollouts.
   void add_lane(Lane lane);
 
   // Waits until a queue or the pool is closed and the actors have ended. Throws what went wrong in
@@ -90,6 +94,7 @@ class ActorPool {
 
  private:
   class Actor;
+  class RolloutTaker;
 
   struct Running {
     Lane lane;
@@ -98,6 +103,7 @@ class ActorPool {
   };
 
   bool is_over() const;
+  Turn::State wait_for_turn(const Lane& lane);
   void act(Running& running);
   void forget_ended();
 

@@ -374,6 +374,70 @@ TEST_CASE("a forked child lets go of the pool and leaves the parent's lanes alon
 }
 #endif
 
+TEST_CASE("whole rollouts go to the learner, one after the other, and copies of them") {
+  System system(2);
+  const Shape shape{kUnrollLength + 1, 2};
+  const Array memory = zeros(shape);
+  auto word = std::make_shared<std::uint32_t>(0);
+  const Turn turn(word.get(), word);
+  Lane lane{turn, tuple_of_nests({tuple_of({memory}), tuple_of({zeros({3, 2})})}), tuple_of({})};
+  lane.has_rollouts = true;
+  system.pool.add_lane(lane);
+  const auto deadline = [] { return Clock::now() + std::chrono::seconds(20); };
+  const auto write = [&](std::int32_t value) {
+    auto* numbers = reinterpret_cast<std::int32_t*>(memory.data);
+    std::fill(numbers, numbers + 2 * (kUnrollLength + 1), value);
+  };
+  State before = State::kFree;
+  for (std::int32_t i = 0; i < 5; ++i) {
+    write(i);
+    CHECK(turn.pass(before, State::kAgent));
+    CHECK(turn.wait_while(State::kAgent, deadline()) == State::kEnvironment);
+    before = State::kEnvironment;
+    write(-1);  // Whoever has the turn may.
+    const ArrayNest batch = *system.queue.dequeue();
+    CHECK(values(batch.leaves[0]) == Values(2 * (kUnrollLength + 1), i));
+    CHECK(batch.leaves[1].shape == Shape{3, 2});
+  }
+  CHECK(system.pool.counts().steps == 5 * 2 * kUnrollLength);
+  CHECK(system.pool.counts().rollouts == 5 * 2);
+
+  SUBCASE("what was half-written when its gateway died is not seen") {
+    turn.abandon();
+    CHECK(turn.wait_while(State::kGone, deadline()) == State::kFree);
+    CHECK(system.queue.size() == 0);
+    write(7);
+    CHECK(turn.pass(State::kFree, State::kAgent));
+    CHECK(values((*system.queue.dequeue()).leaves[0])[0] == 7);
+  }
+  SUBCASE("the lane ends with the pool") {
+    system.pool.close();
+    system.pool.run();
+    CHECK(turn.state() == State::kClosed);
+  }
+}
+
+TEST_CASE("who brings rollouts is held back while the learner's queue is full") {
+  BatchingQueue queue({1, 1, 1, {}, 1});
+  DynamicBatcher batcher({1, 1, 64, 10, {}});
+  ActorPool pool(kUnrollLength, queue, batcher, tuple_of({}));
+  auto word = std::make_shared<std::uint32_t>(0);
+  const Turn turn(word.get(), word);
+  Lane lane{turn, tuple_of({zeros({kUnrollLength + 1, 1})}), tuple_of({})};
+  lane.has_rollouts = true;
+  pool.add_lane(lane);
+  const auto soon = [] { return Clock::now() + std::chrono::milliseconds(100); };
+  const auto deadline = [] { return Clock::now() + std::chrono::seconds(20); };
+  CHECK(turn.pass(State::kFree, State::kAgent));
+  CHECK(turn.wait_while(State::kAgent, deadline()) == State::kEnvironment);
+  CHECK(turn.pass(State::kEnvironment, State::kAgent));
+  CHECK(turn.wait_while(State::kAgent, soon()) == State::kAgent);
+  CHECK(queue.dequeue());
+  CHECK(turn.wait_while(State::kAgent, deadline()) == State::kEnvironment);
+  queue.close();
+  batcher.close();
+}
+
 TEST_CASE("a pool without environments ends, too") {
   System system(1);
   Environments nobody(1);

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "array_nest.h"
 #include "buffer_pool.h"
@@ -41,6 +43,15 @@ class BatchingQueue {
   // Between these calls a member gives items, one after the other.
   void join(Member& member) { queue_.join(member); }
   void leave(Member& member) { queue_.leave(member); }
+
+  // Client and number of rows of each member.
+  std::vector<std::pair<std::int64_t, std::int64_t>> members() const { return queue_.members(); }
+
+  // As in QueueOptions, from now on; throws std::invalid_argument. See row_queue.h.
+  void resize(std::int64_t minimum_batch_size, std::int64_t maximum_batch_size,
+              std::optional<std::int64_t> maximum_queue_size) {
+    queue_.resize(minimum_batch_size, maximum_batch_size, maximum_queue_size);
+  }
 
   // The next batch; nothing once the queue is closed.
   std::optional<ArrayNest> dequeue(const Poll& poll = {});

@@ -273,6 +273,104 @@ TEST_CASE("with a queue of size 0 a producer may be interrupted at any time") {
   last.join();
 }
 
+TEST_CASE("a queue that shrinks hands out what waits in smaller batches") {
+  BatchingQueue queue(sizes(4, 4, 4));
+  for (int i = 0; i < 3; ++i) queue.enqueue(make_leaf({i}));
+  std::thread consumer([&queue] { CHECK(values(*queue.dequeue()) == Values{0, 1}); });
+  queue.resize(2, 2, 2);  // Before or while it waits for four.
+  consumer.join();
+  queue.enqueue(make_leaf({3}));
+  CHECK(values(*queue.dequeue()) == Values{2, 3});
+}
+
+TEST_CASE("a queue that grows lets producers go on and has larger batches") {
+  BatchingQueue queue(sizes(1, 1, 1));
+  queue.enqueue(make_leaf({0}));
+  std::atomic<bool> waits{false};
+  std::thread producer([&] { queue.give(make_leaf({1}), [&waits] { waits = true; }); });
+  while (!waits) std::this_thread::yield();
+  queue.resize(3, 3, 6);
+  producer.join();
+  CHECK(queue.size() == 2);
+  queue.enqueue(make_leaf({2}));
+  CHECK(values(*queue.dequeue()) == Values{0, 1, 2});
+}
+
+TEST_CASE("sizes that make no sense change nothing") {
+  BatchingQueue queue(sizes(2, 2, 2)), without_room(sizes(2, 2, 0));
+  CHECK_THROWS_AS(queue.resize(0, 1, 1), std::invalid_argument);
+  CHECK_THROWS_AS(queue.resize(3, 2, 4), std::invalid_argument);
+  CHECK_THROWS_AS(queue.resize(3, 3, 2), std::invalid_argument);
+  CHECK_THROWS_AS(queue.resize(3, 3, 0), std::invalid_argument);
+  CHECK_THROWS_AS(without_room.resize(3, 3, 3), std::invalid_argument);
+  without_room.resize(3, 3, 0);
+  queue.enqueue(make_leaf({1, 2, 3}));
+  CHECK(values(*queue.dequeue()) == Values{1, 2});
+}
+
+TEST_CASE("items that were never to be in one batch keep batches from growing") {
+  BatchingQueue queue(sizes(1, 1));
+  ArrayNest floats = make_leaf({7});
+  floats.leaves[0].dtype = {kFloat, 32, 1};
+  queue.give(make_leaf({1}), {}, 1);
+  queue.give(floats, {}, 2);
+  CHECK_THROWS_AS(queue.resize(2, 2, {}), std::invalid_argument);
+  CHECK(queue.dequeue());
+  queue.resize(2, 2, {});
+}
+
+TEST_CASE("with a queue of size 0 a smaller batch is taken from those who wait") {
+  Member a{1}, b{1}, c{1};
+  WithoutRoom it(3, {&a, &b, &c});
+  it.give({1}, &a);
+  it.give({2}, &b);
+  it.wait_a_while();
+  std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
+  it.queue.resize(2, 2, 0);
+  consumer.join();
+  it.wait_a_while();
+  CHECK(it.num_back == 0);
+}
+
+TEST_CASE("members are those who have joined and not left") {
+  BatchingQueue queue(sizes(1, 1));
+  Member a{8}, b{4, 7};
+  queue.join(a);
+  queue.join(b);
+  using Members = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  CHECK(queue.members() == Members{{0, 8}, {7, 4}});
+  queue.leave(a);
+  CHECK(queue.members() == Members{{7, 4}});
+}
+
+TEST_CASE("nothing is lost while a queue changes its sizes") {
+  constexpr int kProducers = 6, kItems = 400;
+  BatchingQueue queue(sizes(1, 3, 4));
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int p = 0; p < kProducers; ++p) {
+    threads.emplace_back([&queue, p] {
+      for (int i = 0; i < kItems; ++i) queue.give(make_leaf({p, p}), {}, p % 3);
+    });
+  }
+  std::thread other([&] {
+    for (std::int64_t i = 0; !over; ++i) {
+      const std::int64_t size = 1 + i % 9;
+      queue.resize(1, size, size + i % 2);
+    }
+  });
+  std::vector<int> counts(kProducers);
+  for (int missing = 2 * kProducers * kItems; missing > 0;) {
+    const Values rows = values(*queue.dequeue());
+    for (const std::int32_t row : rows) ++counts[static_cast<std::size_t>(row)];
+    missing -= static_cast<int>(rows.size());
+  }
+  over = true;
+  other.join();
+  for (std::thread& thread : threads) thread.join();
+  CHECK(counts == std::vector<int>(kProducers, 2 * kItems));
+}
+
 TEST_CASE("close() wakes producers and consumers") {
   BatchingQueue full(sizes(1, 1, 1)), empty(sizes(1, 1));
   full.enqueue(make_leaf({1}));

@@ -87,7 +87,7 @@ class DynamicBatcher::Computing {
 
 ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Poll& poll,
                                   const std::function<void()>& meanwhile, std::int64_t client) {
-  const std::int64_t batch_dim = queue_.options().batch_dim;
+  const std::int64_t batch_dim = queue_.batch_dim();
   const std::int64_t num_rows = count_rows(inputs, batch_dim);
   const auto request = std::make_shared<Request>(std::move(inputs), num_rows, client);
   const Computing computing(*this, *request);
@@ -99,7 +99,7 @@ ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Poll& poll,
 std::unique_ptr<Batch> DynamicBatcher::get_batch(const Poll& poll) {
   auto pieces = queue_.pop(poll);
   if (pieces.empty()) return nullptr;
-  const std::int64_t batch_dim = queue_.options().batch_dim;
+  const std::int64_t batch_dim = queue_.batch_dim();
   try {
     ArrayNest inputs = concatenate(queue_.rows_of(pieces), batch_dim, pool_);
     return std::make_unique<Batch>(std::move(pieces), std::move(inputs), batch_dim);

@@ -14,6 +14,8 @@
 // consumer is back for the next batch. Consumers that wait let producers go on sooner if there are
 // too few others at work to fill a batch (see Member), or if they take longer than the producer's
 // patience; who is late is not counted on until it brings something.
+//
+// Sizes may change at any time: what waits then goes into batches of the new size.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +40,7 @@
 
 namespace torchbeast {
 
-// All sizes count rows.
+// All sizes count rows. All but batch_dim may change while the queue is in use.
 struct QueueOptions {
   std::int64_t batch_dim = 1;
   std::int64_t minimum_batch_size = 1;
@@ -71,11 +73,15 @@ class RowQueue {
     return rows;
   }
 
-  explicit RowQueue(const QueueOptions& options) : options_(options) { options_.check(); }
+  explicit RowQueue(const QueueOptions& options)
+      : batch_dim_(options.batch_dim), options_(options) {
+    options_.check();
+  }
 
   // Somebody who makes items of so many rows, one after the other, from join() to leave().
   struct Member {
     std::int64_t num_rows;
+    std::int64_t client = 0;
     bool is_expected = false;  // Is at work on the next, and not late.
   };
 
@@ -92,6 +98,33 @@ class RowQueue {
     admit_producers();
   }
 
+  // Who is there now: client and number of rows of each.
+  std::vector<std::pair<std::int64_t, std::int64_t>> members() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::pair<std::int64_t, std::int64_t>> result;
+    for (const Member* member : members_) result.emplace_back(member->client, member->num_rows);
+    return result;
+  }
+
+  // Other sizes from now on, also for those who wait. A queue of size 0 stays one, and no other
+  // becomes one: its producers wait for other things.
+  void resize(std::int64_t minimum_batch_size, std::int64_t maximum_batch_size,
+              std::optional<std::int64_t> maximum_queue_size) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    QueueOptions options = options_;
+    options.minimum_batch_size = minimum_batch_size;
+    options.maximum_batch_size = maximum_batch_size;
+    options.maximum_queue_size = maximum_queue_size;
+    options.check();
+    if ((maximum_queue_size == 0) != (options_.maximum_queue_size == 0)) {
+      throw std::invalid_argument("A queue of size 0 stays one, and no other becomes one");
+    }
+    if (options_.maximum_batch_size == 1 && maximum_batch_size > 1) check_fit_each_other();
+    options_ = options;
+    admit_producers();
+    rows_.notify_all();
+  }
+
   // Waits while the queue is full and nothing of the item is taken. Throws when the item does not
   // fit those that wait.
   void push(std::shared_ptr<Item> item, const Poll& poll, Member* member = nullptr,
@@ -102,9 +135,9 @@ class RowQueue {
     if (member) expect(*member, false);
     const std::int64_t client = item->client;
     const std::int64_t num_rows = item->num_rows;
-    Line& line = lines_[client];
-    if (line.empty()) turns_.push_back(client);
-    const auto entry = line.insert(line.end(), Entry{std::move(item)});
+    ClientQueue& queue = queues_[client];
+    if (queue.empty()) turns_.push_back(client);
+    const auto entry = queue.insert(queue.end(), Entry{std::move(item)});
     num_rows_ += num_rows;
     num_held_rows_ += num_rows;
     if (may_go_on(true)) {
@@ -123,7 +156,7 @@ class RowQueue {
       while (options_.maximum_queue_size == 0 && producer.is_patient &&
              !wait(producer.released, lock, Clock::now() + std::max(patience, kMinPatience), poll,
                    is_over)) {
-        if (num_consumers_waiting_ > 0) lose_patience(producer);
+        if (num_consumers_waiting_ > 0) time_out(producer);
       }
       wait(producer.released, lock, {}, poll, is_over);
     } catch (...) {
@@ -163,12 +196,13 @@ class RowQueue {
 
   // Drops what waits in the queue and wakes everybody.
   void close() {
-    std::unordered_map<std::int64_t, Line> dropped;  // Dies after the lock: it may take a while.
+    std::unordered_map<std::int64_t, ClientQueue>
+        dropped;  // Dies after the lock: it may take a while.
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) throw std::runtime_error("Queue was closed already");
     closed_ = true;
     num_rows_ = num_held_rows_ = 0;
-    lines_.swap(dropped);
+    queues_.swap(dropped);
     turns_.clear();
     for (auto* producers : {&producers_, &taken_}) {
       for (Producer* producer : *producers) producer->released.notify_one();
@@ -182,7 +216,7 @@ class RowQueue {
     return closed_;
   }
 
-  const QueueOptions& options() const { return options_; }
+  std::int64_t batch_dim() const { return batch_dim_; }
 
  private:
   static constexpr Clock::duration kMinPatience = 2 * kPollInterval;  // Or nobody would poll.
@@ -217,7 +251,7 @@ class RowQueue {
     std::optional<typename std::list<Producer*>::iterator> producer = {};  // Who is held back.
   };
 
-  using Line = std::list<Entry>;  // What waits of one client, the oldest first.
+  using ClientQueue = std::list<Entry>;  // What waits of one client, the oldest first.
 
   // Whether a producer may go on although nothing of its item is taken.
   bool may_go_on(bool is_patient) const {
@@ -236,7 +270,7 @@ class RowQueue {
   }
 
   // Nor is anybody else to wait for those that are late.
-  void lose_patience(Producer& producer) {
+  void time_out(Producer& producer) {
     producer.is_patient = false;
     for (Member* late : members_) expect(*late, false);
     admit_producers();
@@ -271,7 +305,7 @@ class RowQueue {
   // As soon as something of its item is in a batch.
   void note_taken(Entry& entry) {
     Producer& producer = let_go(entry);
-    if (*options_.maximum_queue_size > 0) {
+    if (options_.maximum_queue_size != 0) {
       release(producer);
       return;
     }
@@ -280,13 +314,13 @@ class RowQueue {
   }
 
   // Takes back an item whose producer does not wait any longer.
-  void withdraw(std::int64_t client, typename Line::iterator entry) {
+  void withdraw(std::int64_t client, typename ClientQueue::iterator entry) {
     let_go(*entry);
     num_rows_ -= entry->item->num_rows;
-    Line& line = lines_.at(client);
-    line.erase(entry);
-    if (!line.empty()) return;
-    lines_.erase(client);
+    ClientQueue& queue = queues_.at(client);
+    queue.erase(entry);
+    if (!queue.empty()) return;
+    queues_.erase(client);
     turns_.erase(std::find(turns_.begin(), turns_.end(), client));
   }
 
@@ -300,7 +334,15 @@ class RowQueue {
   // of one row never mix items.
   void check_fits_others(const Item& item) const {
     if (turns_.empty() || options_.maximum_batch_size == 1) return;
-    check_fits(item.nest, lines_.at(turns_.front()).back().item->nest, options_.batch_dim);
+    check_fits(item.nest, queues_.at(turns_.front()).back().item->nest, batch_dim_);
+  }
+
+  void check_fit_each_other() const {
+    if (turns_.empty()) return;
+    const ArrayNest& first = queues_.at(turns_.front()).front().item->nest;
+    for (const auto& [client, queue] : queues_) {
+      for (const Entry& entry : queue) check_fits(entry.item->nest, first, batch_dim_);
+    }
   }
 
   // In rounds: each client in turn gets an equal share of what is left, until nothing is.
@@ -312,10 +354,10 @@ class RowQueue {
       for (std::int64_t i = 0; i < num_clients && maximum > 0; ++i) {
         const std::int64_t client = turns_.front();
         turns_.pop_front();
-        Line& line = lines_.at(client);
-        maximum -= take_from(line, share, pieces);
-        if (line.empty()) {
-          lines_.erase(client);
+        ClientQueue& queue = queues_.at(client);
+        maximum -= take_from(queue, share, pieces);
+        if (queue.empty()) {
+          queues_.erase(client);
         } else {
           turns_.push_back(client);
         }
@@ -325,28 +367,29 @@ class RowQueue {
   }
 
   // Returns how many rows it took.
-  std::int64_t take_from(Line& line, std::int64_t maximum, std::vector<Piece>& pieces) {
+  std::int64_t take_from(ClientQueue& queue, std::int64_t maximum, std::vector<Piece>& pieces) {
     std::int64_t taken = 0;
-    while (taken < maximum && !line.empty()) {
-      Entry& entry = line.front();
+    while (taken < maximum && !queue.empty()) {
+      Entry& entry = queue.front();
       if (entry.producer) note_taken(entry);
       const std::int64_t begin = entry.num_taken;
       const std::int64_t end = std::min(entry.item->num_rows, begin + maximum - taken);
       pieces.push_back({entry.item, begin, end});
       entry.num_taken = end;
-      if (end == entry.item->num_rows) line.pop_front();
+      if (end == entry.item->num_rows) queue.pop_front();
       taken += end - begin;
     }
     num_rows_ -= taken;
     return taken;
   }
 
-  const QueueOptions options_;
+  const std::int64_t batch_dim_;
   mutable std::mutex mutex_;
-  Condition rows_;                                // For consumers.
-  std::unordered_map<std::int64_t, Line> lines_;  // Of each client that has rows waiting.
-  std::deque<std::int64_t> turns_;                // These clients; whose turn it is comes first.
-  std::list<Producer*> producers_;                // Who is held back, the oldest first.
+  QueueOptions options_;
+  Condition rows_;                                        // For consumers.
+  std::unordered_map<std::int64_t, ClientQueue> queues_;  // Of each client that has rows waiting.
+  std::deque<std::int64_t> turns_;  // These clients; whose turn it is comes first.
+  std::list<Producer*> producers_;  // Who is held back, the oldest first.
   std::list<Producer*> taken_;      // Whose items are in batches that consumers are busy with.
   std::int64_t num_rows_ = 0;       // Rows that wait; ...
   std::int64_t num_held_rows_ = 0;  // ... of these, those whose producers are held back.

@@ -2,7 +2,7 @@
 
 pip install 'torchbeast[pettingzoo]'
 python -m torchbeast.polybeast --env examples.pettingzoo_meeting:Meeting --total_steps 300000
-python -m torchbeast.polybeast --mode test
+python -m torchbeast.polybeast --mode test --env examples.pettingzoo_meeting:Meeting
 
 Any parallel environment of PettingZoo is named the same way: `--env package.module:parallel_env`.
 """

@@ -1,7 +1,7 @@
 """A board game with a mask of actions: tic-tac-toe against somebody who plays at random.
 
 python -m torchbeast.polybeast --env examples.tic_tac_toe:TicTacToe --total_steps 500000
-python -m torchbeast.polybeast --mode test
+python -m torchbeast.polybeast --mode test --env examples.tic_tac_toe:TicTacToe
 
 The mask is in `info`; a key `action_mask` in a Dict observation or a method `action_masks()` would
 do as well.

@@ -9,6 +9,8 @@ What is exported is imported when it is first used. Processes that need only the
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import libtorchbeast.grpc_forks  # noqa: F401  (forks of this program are to be known)
+
 if TYPE_CHECKING:
     from libtorchbeast._C import (
         Array,

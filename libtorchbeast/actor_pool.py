@@ -1,9 +1,10 @@
 """`ActorPool`: actors in C++ threads, one for each lane."""
 
+import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 import nest
 from libtorchbeast import _C
 from libtorchbeast.episode_info import InfoSums, add_sums
+from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rows import TORCHBEAST_FIELDS
 from libtorchbeast.shared_lanes import Lane
 
@@ -48,22 +50,34 @@ class ActorPool(_C.ActorPool):
         """Each address is `unix:/path` or `host:port`; a `Server` gets one stream for each."""
         super().__init__(unroll_length, learner_queue, inference_batcher, initial_agent_state)
         self._unroll_length = unroll_length
+        self._initial_state = initial_agent_state
         self._addresses = list(env_server_addresses)
         self._security = security
+        self.offer_model: Callable[[], ModelOffer] | None = None
+        """What actors that carry the model must know; None: the learner takes none."""
         self._num_lanes = 0
-        self._clients = {"": 0}  # and their numbers, from 0 on
+        self._numbers = itertools.count(1)
+        self._clients = {"": 0}  # and their numbers, which are not used again
         self._client_of_lane: dict[int, str] = {}
         self._lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
         self._taken: weakref.WeakKeyDictionary[Lane, InfoSums] = weakref.WeakKeyDictionary()
 
     def add_lane(self, lane: Lane) -> None:  # type: ignore[override]
-        """Start an actor for a lane."""
+        """Start an actor for a lane; from one that has whole rollouts they go to the learner."""
         number, self._num_lanes = self._num_lanes, self._num_lanes + 1
         self._lanes[number] = lane
         self._remember_client(number, lane.client)
         # In no lane's memory, and the same at each step: the actor takes it for part of the row.
         source = number * MAX_GROUP + np.arange(lane.num_envs, dtype=np.int64)
-        self._add(lane, {**lane.rows, "source": source})
+        if not lane.has_rollouts:
+            self._add(lane, {**lane.rows, "source": source})
+            return
+        parts = nest.map(lambda array: array.swapaxes(0, 1), lane.rows)  # [T+1, K, ...]
+        rows = {**parts["rows"], "source": np.tile(source, (self._unroll_length + 1, 1))}
+        state = nest.pack_as(self._initial_state, list(parts["state"]))
+        rollout = ((rows, parts["outputs"]), state)
+        client = self._number_of(lane.client)
+        super().add_lane(lane.turn, rollout, (), lane.wakeup_fd, client, has_rollouts=True)
 
     def client_of(self, source: int) -> str:
         """Whose environment is behind a number in rows; see `Lane.client`."""
@@ -142,7 +156,7 @@ class ActorPool(_C.ActorPool):
     def _add(self, lane: Lane, row: Any) -> None:
         rows = nest.map(lambda array: array[None], row)  # [K, ...] -> [1, K, ...]
         actions = nest.map(lambda array: array[None], lane.actions)
-        super().add_lane(lane.turn, rows, actions, lane.bell_fd, self._number_of(lane.client))
+        super().add_lane(lane.turn, rows, actions, lane.wakeup_fd, self._number_of(lane.client))
 
     def _remember_client(self, number: int, client: str) -> None:
         """Of a lane, for longer than it is there: its rollouts may still be on their way."""
@@ -153,4 +167,10 @@ class ActorPool(_C.ActorPool):
                 del self._client_of_lane[gone]
 
     def _number_of(self, client: str) -> int:
-        return self._clients.setdefault(client, len(self._clients))
+        """By which the queues know whose rows are whose."""
+        if client not in self._clients:
+            self._clients[client] = next(self._numbers)
+            if len(self._clients) > MAX_LANES:
+                here = {"", client, *(lane.client for lane in list(self._lanes.values()))}
+                self._clients = {c: n for c, n in self._clients.items() if c in here}
+        return self._clients[client]

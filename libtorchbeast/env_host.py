@@ -24,13 +24,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from libtorchbeast.environments import Group, describe_failure, make_environments
+from libtorchbeast.environments import Broken, Group, describe_failure, make_environments
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import ArraySpec, count_actions
-from libtorchbeast.supervisor import CANNOT_WORK
+from libtorchbeast.supervisor import CANNOT_WORK, NEVER_WORKED, NO_ROOM
 from libtorchbeast.tree import leaves_of
 
 
@@ -116,6 +116,8 @@ class HostConfig:
     address: str = ""
     """Else: where to listen, or what to dial."""
     dial: bool = False
+    is_first_start: bool = True
+    """Else what cannot be had now could be had before: it is worth another try."""
     security: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -170,8 +172,14 @@ def run_at_address(config: HostConfig, line: SupervisorLine) -> None:
     if config.dial:
         from libtorchbeast.rpc.env_client import EnvironmentClient
 
+        groups: list[Group] = []
+
         def maker(number: int) -> Callable[[], Group]:
-            return lambda: config.make_group(number, line.beat)
+            def make() -> Group:
+                groups.append(config.make_group(number, line.beat))
+                return groups[-1]
+
+            return make
 
         makers = [maker(i) for i in range(config.num_groups)]
         program: Any = EnvironmentClient(makers, config.address, config.name, security, line.tick)
@@ -193,28 +201,53 @@ def run_at_address(config: HostConfig, line: SupervisorLine) -> None:
         )
     signal.signal(signal.SIGTERM, lambda *_: program.stop())
     if config.dial:
-        program.run()
+        try:
+            program.run()
+        except Exception as error:
+            if not is_false_start(error, groups, config.num_groups):
+                raise
+            raise FalseStart from error
         return
     listening: list[str] = []
     try:
         program.run(listening.append)
     except (OSError, ValueError) as error:
-        if listening:
+        has_room = getattr(error, "errno", None) not in NO_ROOM
+        if listening or not config.is_first_start or not has_room:
             raise
         line.send(logging.ERROR, f"error: {error}")
         sys.exit(CANNOT_WORK)
+
+
+class FalseStart(Exception):
+    """The environments have never worked in this process; the cause says why."""
+
+
+def is_false_start(error: Exception, groups: list[Group], num_groups: int) -> bool:
+    """Whether it is the environments' own fault, and they have never worked."""
+    if len(groups) == num_groups:
+        return isinstance(error, Broken) and not any(group.has_worked for group in groups)
+    return getattr(error, "errno", None) not in NO_ROOM and not isinstance(error, MemoryError)
 
 
 def main(text: str) -> None:
     values = json.loads(text)
     line = SupervisorLine(values.pop("line"))
     config = HostConfig(**values)
+    run = run_worker if config.lane_fds else run_at_address
+    run_and_exit(lambda: run(config, line), line)
+
+
+def run_and_exit(run: Callable[[], None], line: SupervisorLine) -> None:
+    """The whole life of a process that steps environments."""
     try:
-        (run_worker if config.lane_fds else run_at_address)(config, line)
+        run()
     except Exception as error:
-        line.send(logging.WARNING, describe_failure(error))
+        cause = error.__cause__ if isinstance(error, FalseStart) else None
+        line.send(logging.WARNING, describe_failure(cause or error))
         sys.stderr.flush()
-        os._exit(1)  # without waiting for what environments have left in other threads
+        # Without waiting for what environments have left in other threads.
+        os._exit(1 if cause is None else NEVER_WORKED)
     os._exit(0)
 
 

@@ -4,10 +4,11 @@
     Group      any group, with the policy for those that fail as a whole; what every host steps
 
 The policy is the same wherever environments are stepped. An environment that raises, returns
-observations of another shape or dtype, or sends numbers that are not finite is closed and rebuilt
-with a new seed; the transition into its first row did not happen (`truncated`). One that fails more
-than `MAX_REBUILDS` times in a row, each time within `HEALTHY_STEPS`, raises `Broken`: its worker or
-client ends, and the supervisor decides; a server ends its stream.
+observations of another shape or dtype, or sends numbers that are not finite, beyond 1e9 or none of
+its categories is closed and rebuilt with a new seed; the transition into its first row did not
+happen (`truncated`). One that fails more than `MAX_REBUILDS` times in a row, each time within
+`HEALTHY_STEPS`, raises `Broken`: its worker or client ends, and the supervisor decides; a server
+ends its stream.
 """
 
 import contextlib
@@ -23,9 +24,9 @@ import numpy as np
 
 from libtorchbeast.action_masks import ActionMasks, expect_no_mask, find_masks
 from libtorchbeast.episode_info import InfoSums, add_info
-from libtorchbeast.observations import FrameCheck, as_arrays, check_finite, stack
+from libtorchbeast.observations import FLOATS, REMEDY, FrameCheck, RowCheck, as_arrays, stack
 from libtorchbeast.rows import (
-    MAX_FLOAT32,
+    MAX_NUMBER,
     Environments,
     EpisodeLists,
     Row,
@@ -147,6 +148,11 @@ class Group:
         return self._envs.num_envs
 
     @property
+    def has_worked(self) -> bool:
+        """Whether it took more steps than one that is `Broken` from its start."""
+        return self._num_steps > (MAX_REBUILDS + 1) * HEALTHY_STEPS
+
+    @property
     def spec(self) -> Spec:
         return spec_of_group(self._envs, self.row)
 
@@ -162,7 +168,7 @@ class Group:
         self._num_steps += 1
         try:
             row = self._envs.step(actions)
-            _check(self._envs, row)
+            self._check(row)
         except Exception as error:
             if isinstance(error, Broken) or not self._may_rebuild:
                 raise
@@ -205,17 +211,15 @@ class Group:
                     f"The observation must be {describe(self._observation)} as before, "
                     f"got {describe(observation)}."
                 )
-            _check(envs, row)
+            self._check: Callable[[Row], None] = _pass
+            if not (isinstance(envs, SyncEnvs) and envs.is_checked):  # which checks each of them
+                self._check = RowCheck(spec_of_group(envs, row).observation)
+            self._check(row)
         except BaseException:
             close_failed(envs)
             raise
         self._observation = observation
         return envs, row
-
-
-def _check(envs: Environments, row: Row) -> None:
-    if not (isinstance(envs, SyncEnvs) and envs.is_checked):  # which looks at them one by one
-        check_finite(row)
 
 
 def close_failed(envs: Any) -> None:
@@ -253,7 +257,9 @@ class SyncEnvs:
         self._seed = seed
         self._knows_truncation = knows_truncation
         self.is_checked = rebuild and knows_truncation  # each environment, before it is in a row
-        self._check: Callable[[Any], None] = FrameCheck() if self.is_checked else _pass
+        self._check: Callable[[Any], None] = _pass
+        if self.is_checked:
+            self._check = FrameCheck(lambda: self.observation_spec)
         self.join: Callable[[list[np.ndarray]], Any] = stack if self.is_checked else np.stack
         self.envs = _make_all(make_env, num_envs)
         first = self.envs[0]
@@ -304,8 +310,9 @@ class SyncEnvs:
                 else:
                     frame, value, terminated, limit, info = envs[i].step(action)
                     reward[i] = float(value)
-                    if self.is_checked and not -MAX_FLOAT32 <= value <= MAX_FLOAT32:
-                        raise ValueError(f"The reward must be a finite float32, got {value}.")
+                    if self.is_checked and not -MAX_NUMBER <= value <= MAX_NUMBER:
+                        complaint = FLOATS.complaint("The reward", np.array(value))
+                        raise ValueError(complaint + REMEDY)
                     if (terminated or limit) and info:
                         add_info(self._info, info)  # before a reset, which may use the dict again
                     if terminated or (limit and not self._knows_truncation):
@@ -388,8 +395,8 @@ class SyncEnvs:
         return map_tree(lambda *arrays: self.join(list(arrays)), *frames)
 
 
-def _pass(frame: Any) -> None:
-    """The check of environments that are not rebuilt."""
+def _pass(unchecked: Any) -> None:
+    """The check of what is not checked here."""
 
 
 def _make_all(make_env: Callable[[], Any], num_envs: int) -> list[Any]:

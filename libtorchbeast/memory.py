@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 from pathlib import Path
 
 CONTAINER_MEMORY = [  # where version 2 and version 1 of control groups say how much there is
@@ -34,6 +35,15 @@ def anonymous_memory(
     return fd
 
 
+def can_shrink(fd: int, portable: bool = not hasattr(os, "memfd_create")) -> bool:
+    """Whether whoever else has this memory can make it smaller; OSError if it is none."""
+    if portable:
+        return False  # nobody can tell
+    import fcntl
+
+    return not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+
+
 def _unlinked_memory() -> int:
     """For systems without memfd_create: a name that lives for an instant."""
     import _posixshmem
@@ -48,6 +58,18 @@ def _unlinked_memory() -> int:
         _posixshmem.shm_unlink(name)
         return fd
     raise OSError(f"No free name for shared memory on {sys.platform}.")
+
+
+def fence() -> None:
+    """What this thread read and wrote before is done before what it reads and writes after.
+
+    To give back a lock and then take one has this effect on every processor. x86 needs it for
+    neither side, ARM for both.
+    """
+    lock = threading.Lock()
+    for _ in range(2):
+        with lock:
+            pass
 
 
 def memory_bytes() -> int:
@@ -69,8 +91,8 @@ def give_memory_back() -> None:
             mallopt(parameter, LARGE_BLOCK_BYTES)
 
 
-def be_killed_first() -> None:
-    """Of all processes, when the kernel runs out of memory: this one is soon restarted."""
+def raise_oom_score() -> None:
+    """Let the kernel kill this process first when memory runs out: it is soon restarted."""
     with contextlib.suppress(OSError):  # other systems have no such file
         Path("/proc/self/oom_score_adj").write_text("1000")
 

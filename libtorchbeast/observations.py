@@ -4,17 +4,18 @@ Nothing here is compiled, and nothing needs more than NumPy.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from libtorchbeast.rows import Row
-from libtorchbeast.specs import UnknownSpace, describe
+from libtorchbeast.rows import MAX_NUMBER, Row
+from libtorchbeast.specs import ArraySpec, UnknownSpace, describe, with_bounds
 from libtorchbeast.tree import leaves_of, map_tree
 
-FEW = 64  # numbers, which Python adds up sooner than NumPy has started
+FEW = 64  # numbers, which Python looks through sooner than NumPy has started
 
 
 def as_arrays(observation: Any) -> Any:
@@ -25,23 +26,77 @@ def as_arrays(observation: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberRange:
+    """From where to where the numbers of an array may go."""
+
+    low: Any = -MAX_NUMBER
+    high: Any = MAX_NUMBER
+    is_float: bool = True
+
+    @classmethod
+    def of(cls, spec: ArraySpec) -> "NumberRange | None":
+        """Floats have the range of a row, categories that of their spec; None: any number."""
+        if np.dtype(spec.dtype).kind == "f":
+            return cls()
+        if not spec.num_categories:
+            return None
+        low, high = (bound.astype(np.int64) for bound in spec.bounds)
+        if (low == low.flat[0]).all() and (high == high.flat[0]).all():
+            return cls(low.flat[0].item(), high.flat[0].item(), is_float=False)
+        return cls(low, high, is_float=False)
+
+    def holds(self, array: np.ndarray) -> bool:
+        """Whether all numbers of an array [..., *shape] are in it."""
+        if not array.size:
+            return True
+        if isinstance(self.low, np.ndarray):
+            return bool(((array >= self.low) & (array <= self.high)).all())
+        if array.size <= FEW:
+            numbers = array.ravel().tolist()
+            is_within = self.low <= min(numbers) and max(numbers) <= self.high
+            # Python's min and max may pass over a not-a-number, a sum does not.
+            return is_within and (not self.is_float or not math.isnan(sum(numbers)))
+        # As numbers of Python's: 1e9 would be infinite among floats of 16 bits.
+        return self.low <= array.min().item() and array.max().item() <= self.high
+
+    def is_outside(self, array: np.ndarray) -> np.ndarray:
+        """Of each number."""
+        return ~((array >= np.asarray(self.low)) & (array <= np.asarray(self.high)))
+
+    def complaint(self, what: str, array: np.ndarray) -> str:
+        """About an array [..., *shape] that it does not hold, without a full stop."""
+        is_outside = self.is_outside(array)
+        low, high = (np.broadcast_to(x, array.shape)[is_outside][0] for x in (self.low, self.high))
+        got = array[is_outside][0]
+        if not self.is_float:
+            return f"{what} must be one of the categories {low} to {high}, got {got}"
+        return f"{what} must be from {low:g} to {high:g}, got {got:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class _Leaf:
     """What an array of an observation must be."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
-    is_float: bool
+    range: NumberRange | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
 
-class FrameCheck:
-    """Checks that observations are as the first one was, and all their numbers finite."""
+FLOATS = NumberRange()
+REMEDY = "; correct, scale or clip it with a wrapper (--wrappers)."
 
-    def __init__(self) -> None:
+
+class FrameCheck:
+    """Checks that observations are as the first one was, and their numbers what they may be."""
+
+    def __init__(self, find_declared: Callable[[], Any] = lambda: None) -> None:
+        """`find_declared` is called at the first one, for the spec that the space stands for."""
+        self._find_declared = find_declared
         self._expected: Any = None
-        self._fast = _Leaf(np.dtype(object), (), is_float=False)  # if it is one array
+        self._fast = _Leaf(np.dtype(object), ())  # if it is one array
 
     def __call__(self, frame: Any) -> None:
         """ValueError with the array's name if one is wrong."""
@@ -50,7 +105,7 @@ class FrameCheck:
             type(frame) is ndarray
             and frame.dtype is fast.dtype
             and frame.shape == fast.shape
-            and (not fast.is_float or all_finite(frame))
+            and (fast.range is None or fast.range.holds(frame))
         ):
             return
         if self._expected is None:
@@ -65,7 +120,11 @@ class FrameCheck:
                     f"{named(name)} must hold numbers, got the dtype {array.dtype}; leave it out "
                     "with a wrapper (--wrappers)."
                 )
-        self._expected = map_tree(_leaf_of, frame)
+        spec = map_tree(lambda array: ArraySpec(str(array.dtype), array.shape), frame)
+        spec = with_bounds(spec, self._find_declared())
+        self._expected = map_tree(
+            lambda leaf, array: _Leaf(array.dtype, array.shape, NumberRange.of(leaf)), spec, frame
+        )
         if isinstance(self._expected, _Leaf):
             self._fast = self._expected
 
@@ -74,11 +133,11 @@ class FrameCheck:
         for name, array in leaves_of(frame):
             if name not in expected:
                 return f"{named(name)} was not in the first one."
-            must, got = expected.pop(name), _leaf_of(array)
+            must, got = expected.pop(name), _Leaf(array.dtype, array.shape)
             if must != got:
                 return f"{named(name)} must be {must}, got {got}."
-            if must.is_float and not all_finite(array):
-                return f"{named(name)} must be finite, got nan or inf in it."
+            if must.range is not None and not must.range.holds(array):
+                return f"{must.range.complaint(named(name), array)}{REMEDY}"
         if expected:
             return f"{named(next(iter(expected)))} is missing."
         return "The observation must be nested as the first one was, got another structure."
@@ -107,20 +166,20 @@ def fit(observation: Any, spec: Any) -> Any:
     return map_tree(lambda leaf, array: array.astype(leaf.dtype, copy=False), spec, arrays)
 
 
-def check_finite(row: Row) -> None:
-    """ValueError unless all floats of a group's row are finite; says whose are not."""
-    for name, array in leaves_of(row["frame"]):
-        _check_finite(named(name), array)
-    _check_finite("The reward", row["reward"])
+class RowCheck:
+    """Checks that the numbers of a group's rows are what they may be."""
 
+    def __init__(self, observation: Any) -> None:
+        """`observation` is the spec of one environment's."""
+        self._ranges = {name: NumberRange.of(leaf) for name, leaf in leaves_of(observation)}
 
-def all_finite(array: np.ndarray) -> bool:
-    """Whether an array of floats has neither infinities nor not-a-numbers."""
-    # A sum is not finite if one of its numbers is not, and takes a fraction of the time. It may
-    # also overflow, hence the exact test after it.
-    if array.size <= FEW and math.isfinite(sum(array.ravel().tolist())):
-        return True
-    return bool(np.isfinite(array).all())
+    def __call__(self, row: Row) -> None:
+        """ValueError if some are not; says whose."""
+        for name, array in leaves_of(row["frame"]):
+            range = FLOATS if array.dtype.kind == "f" else self._ranges.get(name)
+            if range is not None:
+                _check_range(range, named(name), np.asarray(array))
+        _check_range(FLOATS, "The reward", row["reward"])
 
 
 def stack(arrays: list[np.ndarray]) -> np.ndarray:
@@ -135,10 +194,6 @@ def named(name: str) -> str:
     return f"The observation's `{name}`" if name else "The observation"
 
 
-def _leaf_of(array: np.ndarray) -> _Leaf:
-    return _Leaf(array.dtype, array.shape, array.dtype.kind == "f")
-
-
 def _is_good(frame: Any, expected: Any) -> bool:
     """Written for speed, since every observation of every environment comes by."""
     if type(expected) is _Leaf:
@@ -146,7 +201,7 @@ def _is_good(frame: Any, expected: Any) -> bool:
             isinstance(frame, np.ndarray)
             and frame.dtype == expected.dtype
             and frame.shape == expected.shape
-            and (not expected.is_float or all_finite(frame))
+            and (expected.range is None or expected.range.holds(frame))
         )
     if isinstance(expected, dict):
         if not isinstance(frame, dict) or frame.keys() != expected.keys():
@@ -160,12 +215,9 @@ def _is_good(frame: Any, expected: Any) -> bool:
     return True
 
 
-def _check_finite(what: str, array: Any) -> None:
-    """`array` is [num_envs, ...], or `Unstacked`."""
-    if array.dtype.kind != "f":
-        return
-    array = np.asarray(array)
-    if not all_finite(array):
-        is_bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+def _check_range(range: NumberRange, what: str, array: np.ndarray) -> None:
+    """`array` is [num_envs, ...]."""
+    if not range.holds(array):
+        is_bad = range.is_outside(array).reshape(len(array), -1).any(axis=1)
         bad = ", ".join(str(i) for i in np.flatnonzero(is_bad))
-        raise ValueError(f"{what} must be finite, got nan or inf from environment {bad}.")
+        raise ValueError(f"{range.complaint(what, array)} from environment {bad}{REMEDY}")

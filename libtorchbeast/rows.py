@@ -33,6 +33,10 @@ NUMBERS = {
 }
 """What a row holds besides `frame` and `last_action`: one number an environment, of this dtype."""
 
+_DTYPES = [(name, np.dtype(dtype)) for name, dtype in NUMBERS.items()]
+
+MAX_NUMBER = 1e9
+"""Of rewards and floats of a frame: what is larger makes infinities of a model's outputs."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 """More is infinite in a row."""
 MAX_INT32 = 2**31 - 1
@@ -128,22 +132,15 @@ class EpisodeCounter:
         ended: np.ndarray | None = None,
     ) -> Row:
         """The row after a step. `ended` (default: `done`) is where the whole episode is over."""
-        self._steps += ~truncated  # the extra row is no step
+        self._steps += ~truncated & (self._steps < MAX_INT32)  # the extra row is no step
         self._returns += reward
         episode_step = self._steps.copy()
         if ended is None:
             ended = done
         else:
             episode_step[done & ~ended] = 0
-        row = {
-            "frame": frame,
-            "reward": reward.astype(np.float32),
-            "done": done,
-            "truncated": truncated,
-            "episode_step": episode_step,
-            "episode_return": self._returns.astype(np.float32),
-            "last_action": map_tree(_as_action, self._action, last_action),
-        }
+        numbers = (reward, done, truncated, episode_step, self._returns)
+        row = _make_row(frame, numbers, self._action, last_action)
         self._steps[ended] = 0
         self._returns[ended] = 0.0
         return row
@@ -187,15 +184,8 @@ class EpisodeLists:
             returns[i] += value
             if not truncated[i] and steps[i] < MAX_INT32:  # the extra row is no step
                 steps[i] += 1
-        row = {
-            "frame": frame,
-            "reward": np.array(reward, np.float32),
-            "done": np.array(done, np.bool_),
-            "truncated": np.array(truncated, np.bool_),
-            "episode_step": np.array(steps, np.int32),
-            "episode_return": np.array(returns, np.float32),
-            "last_action": map_tree(_as_action, self._action, last_action),
-        }
+        numbers = (reward, done, truncated, steps, returns)
+        row = _make_row(frame, numbers, self._action, last_action)
         for i, is_over in enumerate(done):
             if is_over:
                 self.forget(i)
@@ -205,6 +195,15 @@ class EpisodeLists:
         """The episode of one environment is over, or broke off: it is in no statistic."""
         self._steps[environment] = 0
         self._returns[environment] = 0.0
+
+
+def _make_row(frame: Any, numbers: tuple[Any, ...], action: Any, last_action: Any) -> Row:
+    """`numbers` are those of `NUMBERS`, in that order, and are copied."""
+    row = {"frame": frame}
+    for (name, dtype), values in zip(_DTYPES, numbers, strict=True):
+        row[name] = np.array(values, dtype)
+    row["last_action"] = map_tree(_as_action, action, last_action)
+    return row
 
 
 def _as_action(spec: ArraySpec, action: Any) -> np.ndarray:

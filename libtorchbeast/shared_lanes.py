@@ -23,7 +23,8 @@ import nest
 from libtorchbeast import episode_info
 from libtorchbeast._C import Turn
 from libtorchbeast.episode_info import InfoSums
-from libtorchbeast.memory import anonymous_memory
+from libtorchbeast.memory import anonymous_memory, can_shrink
+from libtorchbeast.rollouts import RolloutSpec
 from libtorchbeast.rows import Row, Spec, Unstacked
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.text import printable
@@ -54,12 +55,15 @@ class LaneClosed(Exception):
 class Lane:
     """Views of one lane's memory; the same for both sides and in each process that maps it."""
 
-    def __init__(self, fd: int, spec: Spec, num_envs: int) -> None:
-        """Map the memory behind `fd`, which then belongs to the lane."""
+    def __init__(self, fd: int, spec: Spec | RolloutSpec, num_envs: int) -> None:
+        """Map the memory behind `fd`, which then belongs to the lane.
+
+        With a `RolloutSpec`, `rows` are whole rollouts [K, T+1, ...], and there are no actions.
+        """
         self.fd = fd
         self.spec = spec
         self.num_envs = num_envs
-        self.bell_fd: int | None = None  # what the actor rings when it passes the turn
+        self.wakeup_fd: int | None = None  # written to when the actor passes the turn
         self.client = ""  # whose environments these are; the learner's own if empty
         self._memory = np.frombuffer(mmap.mmap(fd, lane_size(spec, num_envs)), np.uint8)
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
@@ -77,9 +81,18 @@ class Lane:
         self.actions: Any = nest.map(self._view, spec.action)
 
     @classmethod
-    def create(cls, spec: Spec, num_envs: int) -> "Lane":
+    def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":
         fd = anonymous_memory(lane_size(spec, num_envs), "torchbeast-lane")
         return cls(fd, spec, num_envs)
+
+    @property
+    def has_rollouts(self) -> bool:
+        return isinstance(self.spec, RolloutSpec)
+
+    def fits(self, num_envs: int, client: str, has_rollouts: bool) -> bool:
+        """Whether it can be used for such environments of this client."""
+        ours = (self.num_envs, self.client, self.has_rollouts)
+        return ours == (num_envs, client, has_rollouts)
 
     def close(self) -> None:
         """Say that it is over, and let go of the descriptor; views stay valid until dropped."""
@@ -178,17 +191,18 @@ class Lane:
         return flat.view(spec.dtype).reshape(self.num_envs, *spec.shape)
 
 
-def map_lane(fd: int | None, spec: Spec, num_envs: int) -> Lane | None:
+def map_lane(fd: int | None, spec: Spec | RolloutSpec, num_envs: int) -> Lane | None:
     """The lane behind a descriptor that was sent here, which is the lane's from then on.
 
-    None if it was lost on the way, or if there is no other left to map it with.
+    None if it was lost on the way, if there is no other left to map it with, or if the memory is
+    none for a lane: of another size, or such that its sender could end us by making it smaller.
     """
     if fd is None:
         return None
     try:
         size = lane_size(spec, num_envs)
         pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE  # as some systems have it
-        if os.fstat(fd).st_size in (size, pages):
+        if not can_shrink(fd) and os.fstat(fd).st_size in (size, pages):
             return Lane(fd, spec, num_envs)
     except OSError:
         pass
@@ -212,7 +226,7 @@ def close_free_lane(lanes: Iterable[Lane]) -> None:
         free.turn.close()
 
 
-def lane_size(spec: Spec, num_envs: int) -> int:
+def lane_size(spec: Spec | RolloutSpec, num_envs: int) -> int:
     """Bytes of a lane's memory."""
     leaves = [*nest.flatten(spec.row), *nest.flatten(spec.action)]
     return HEADER.itemsize + sum(_aligned(num_envs * leaf.num_bytes) for leaf in leaves)

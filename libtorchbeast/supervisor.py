@@ -31,6 +31,7 @@ NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # later ther
 MAX_LINE = 300  # characters of a printed line that a report shows
 ABORTED = "Fatal Python error: Aborted"  # what faulthandler begins with
 CANNOT_WORK = 78  # exit code (EX_CONFIG): what the command line says cannot work, now or later
+NEVER_WORKED = 70  # exit code (EX_SOFTWARE): its environments have failed from the start
 LATE_S = 3.0  # without a heartbeat
 START_S = 60.0  # until the first heartbeat of a process, if its timeout is less
 
@@ -110,6 +111,8 @@ class Child:
     idle_s: float = field(default=0.0, init=False)
     _num_starts: int = field(default=0, init=False)
     _failures_in_a_row: int = field(default=0, init=False)
+    _num_false_starts: int = field(default=0, init=False)
+    _has_worked: bool = field(default=False, init=False)
     _back_off: BackOff = field(default_factory=lambda: BackOff(factor=4.0), init=False)
     _start_at: float = field(default=0.0, init=False)
     _started_at: float = field(default=0.0, init=False)
@@ -143,12 +146,14 @@ class Supervisor:
         timeout_flag: str = "",
         max_failures: int | None = MAX_FAILURES,
         final_code: int | None = None,
+        false_start_code: int | None = None,
         keep_output: Callable[[str, list[str]], None] | None = None,
     ) -> None:
         """A process whose heartbeat stops for `timeout_s` is killed; `timeout_flag` names the limit
         to users. After `max_failures` in a row a child is given up; None: never. One that ends with
-        `final_code` is not started again (`cannot_work`). `keep_output(name, lines)` gets what the
-        processes print."""
+        `final_code` is not started again (`cannot_work`). `false_start_code` says that a process
+        has never worked: `NobodyLeft` if all end with it `MAX_FAILURES` times, and never otherwise.
+        `keep_output(name, lines)` gets what the processes print."""
         self.children = list(children)
         self.timeout_s = timeout_s
         self.num_restarts = 0
@@ -157,6 +162,7 @@ class Supervisor:
         self._timeout_flag = f" ({timeout_flag})" if timeout_flag else ""
         self._max_failures = max_failures
         self._final_code = final_code
+        self._false_start_code = false_start_code
         self._polled_at = time.monotonic()
         self._keep_output = keep_output
         self._repeats = RepeatFilter()
@@ -195,6 +201,7 @@ class Supervisor:
                 self._end(child)
             elif code is not None:
                 self.fail(child, describe_exit(code))
+                self._count_false_start(child, code)
             else:
                 self._watch(child, passed_s)
         for level, text in [*self._repeats.overdue(), *self._accidents.overdue()]:
@@ -245,6 +252,23 @@ class Supervisor:
             )
             said = (child.last_warning, _output_of(child), sentence)
             raise NobodyLeft("\n".join(text for text in said if text))
+
+    def _count_false_start(self, child: Child, code: int) -> None:
+        """`NobodyLeft` if nothing has worked since the start; what has will again, some day."""
+        if code == self._false_start_code:
+            child._num_false_starts += 1
+        else:
+            child._has_worked = True
+        now = time.monotonic()
+        for other in self.children:
+            is_alive = other.process is not None and now - other._started_at >= HEALTHY_S
+            if is_alive or other._has_worked or other._num_false_starts < MAX_FAILURES:
+                return
+        sentence = (
+            f"No environment has ever worked: all processes have failed {MAX_FAILURES} times from "
+            "the start; correct the environment, then start again."
+        )
+        raise NobodyLeft("\n".join(text for text in (child.last_warning, sentence) if text))
 
     def _report_end(self, child: Child, what: str) -> None:
         shown = self._accidents.take(what, f"{child.name} ", key=without_numbers(what))
@@ -313,6 +337,7 @@ class Supervisor:
             child._heartbeat, child.idle_s, child._has_beaten = heartbeat, 0.0, True
         elif child.idle_s > (self.timeout_s if child._has_beaten else self._start_s):
             self._ask_for_stack(child)
+            child._has_worked = True  # or it would have failed by itself
             self.fail(child, f"has done nothing for {child.idle_s:.0f} s{self._timeout_flag}")
 
     def _ask_for_stack(self, child: Child) -> None:

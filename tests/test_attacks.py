@@ -18,6 +18,7 @@ import psutil
 import pytest
 from gymnasium import spaces
 
+import libtorchbeast
 import torchbeast
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.episode_info import MAX_NAMES
@@ -28,21 +29,27 @@ from libtorchbeast.rpc.clients import NO_TOKEN, ClientFigures, Clients
 from libtorchbeast.rpc.grpc_streams import Watched
 from libtorchbeast.rpc.handshake import Greeting, Hello
 from libtorchbeast.rpc.limits import Limits, host_of
-from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_failure, encode_greeting
+from libtorchbeast.rpc.messages import (
+    ENVIRONMENTS_METHOD,
+    encode_failure,
+    encode_greeting,
+    encode_hello,
+)
 from libtorchbeast.rpc.security import Security
+from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import ArraySpec, spec_of_space
 from tests.helpers.attacks import (
     FakeProxy,
-    fake_learner,
+    fake_end,
     fake_local_learner,
     silent_streams,
     under_attack,
 )
 from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.counting import NUM_ACTIONS, Counting, counting_group
-from tests.helpers.remote import check_rollouts, client, learner, serving
+from tests.helpers.remote import check_rollouts, client, learner, running, serving
 from tests.helpers.threads import run_in_threads, wait_until
-from tests.test_rpc_bad_peers import FIRST, hello, talk
+from tests.test_rpc_bad_peers import FIRST, SPEC, hello, talk
 from tests.test_rpc_security import try_to_play
 from torchbeast.core.stats import RunningStats
 
@@ -353,15 +360,17 @@ def room_for_descriptors(pid, number):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_lane_lost_for_want_of_descriptors_shifts_no_other(kind, tmp_path, caplog):
-    """There is room for the connection, and none for the lane that the learner sends."""
+@pytest.mark.parametrize(("kind", "room"), [("tcp", 1), ("unix", 1), ("unix", 2)])
+def test_a_lane_lost_for_want_of_descriptors_shifts_no_other(kind, room, tmp_path, caplog):
+    """There is room for the connection, and none for the lane that the learner sends, or to hand
+    that lane on.
+    """
     caplog.set_level("INFO")
     lost = "The gateway has no descriptor left; wait"
     with under_attack(listen=[address_of(kind, tmp_path)]) as it:
         [pid] = it.gateways.pids
         with contextlib.ExitStack() as later:
-            with room_for_descriptors(pid, 1):
+            with room_for_descriptors(pid, room):
                 later.enter_context(client(it.address, 2))
                 wait_until(lambda: lost in caplog.text)
                 it.bystander.plays_on()
@@ -423,10 +432,11 @@ def test_streams_of_other_sizes_for_ever_take_no_memory(monkeypatch):
         assert it.pool.client_of(source) == "ipv4:127.0.0.1"
 
 
-@pytest.mark.parametrize("place", ["gateway", "learner"])
+@pytest.mark.parametrize("place", ["gateway", "learner", "actors"])
 def test_hosts_without_number_take_no_memory(place, monkeypatch):
     """Whoever has the token and a network of IPv6 is another client at each call."""
     monkeypatch.setattr("libtorchbeast.rpc.clients.MAX_CLIENTS", 3)
+    monkeypatch.setattr("libtorchbeast.actor_pool.MAX_LANES", 4)
     if place == "gateway":
         clients = Clients(Limits())
         for i in range(10):
@@ -435,6 +445,17 @@ def test_hosts_without_number_take_no_memory(place, monkeypatch):
         assert len(clients.take_news()) == 3
         return
     with under_attack() as it:
+        if place == "actors":
+            mine = it.pool._clients["ipv4:127.0.0.1"]
+            for i in range(10):
+                lane = Lane.create(it.gateways.spec, 1)
+                lane.client = f"host {i}"
+                it.pool.add_lane(lane)
+                lane.close()
+                del lane
+            assert len(it.pool._clients) <= 4
+            assert it.pool._clients["ipv4:127.0.0.1"] == mine
+            return
         [gateway] = it.gateways._gateways
         for i in range(10):
             news = dataclasses.asdict(ClientFigures(f"host {i}", "x", "", 0.0))
@@ -481,6 +502,40 @@ def test_no_learner_may_compress_where_environments_listen(token, compression):
     check_rollouts(it.rollouts, it.unroll_length)
 
 
+@pytest.mark.parametrize(
+    ("compression", "end"),
+    [
+        (None, "Playing with the learner"),  # it would be taken for one
+        (grpc.Compression.Gzip, "It ended the stream at once"),
+        (grpc.Compression.Deflate, "It ended the stream at once"),
+    ],
+)
+def test_no_learner_may_compress_where_environments_dial(compression, end, recorded, caplog):
+    """Nothing of what it sends is taken, not even its greeting."""
+    caplog.set_level("INFO")
+    greeting = [encode_greeting(Greeting("learner" + 1000 * "."))]
+    with contextlib.ExitStack() as stack:
+        with fake_end(greeting, compression=compression) as address:
+            make = functools.partial(counting_group, 1, recorded)
+            stack.enter_context(client(address, make=make))
+            wait_until(lambda: end in caplog.text)
+            assert (compression is None) == ("Playing" in caplog.text)
+        with learner(listen=[address]) as it:
+            it.wait_for_rollouts(3)
+        assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]]
+    check_rollouts(it.rollouts, it.unroll_length)
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_no_environments_may_compress_where_the_learner_dials(compression, caplog):
+    answers = [encode_hello(Hello("evil" + 100 * ".", 1, SPEC)), FIRST]
+    fake = fake_end(answers, method=ENVIRONMENTS_METHOD, compression=compression)
+    with fake as address, under_attack(server_addresses=[address]) as it:
+        wait_until(lambda: "Compression algorithm" in caplog.text)
+        it.bystander.plays_on()
+        it.wait_for_streams(1)
+
+
 def address_of(kind, tmp_path):
     return "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/socket"
 
@@ -515,6 +570,23 @@ def test_a_server_makes_no_more_groups_than_it_offers(kind, token, tmp_path, rec
         check_rollouts(it.rollouts, it.unroll_length)
         with learner(server_addresses=[server.server_address], security=token) as it:
             it.wait_for_streams(2)  # their places are free again
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_server_of_single_environments_makes_no_more_than_its_bound(
+    kind, tmp_path, recorded, caplog, monkeypatch
+):
+    """It serves as many actors as call it, as TorchBeast's did; but not any number of them."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr("libtorchbeast.rpc.env_server.MAX_STREAMS", 2)
+    with running(libtorchbeast.Server(recorded, address_of(kind, tmp_path))) as server:
+        wait_until(lambda: not server.server_address.endswith(":0"))
+        with learner(server_addresses=3 * [server.server_address]) as it:
+            it.wait_for_streams(2)
+            wait_until(lambda: "takes 2 streams, and all are in use" in caplog.text)
+            it.wait_for_environments(2)
+            assert len(recorded.made) == 2
+    check_rollouts(it.rollouts, it.unroll_length)
 
 
 @pytest.mark.parametrize("bad", [NUM_ACTIONS, -1, 2**62])
@@ -601,7 +673,7 @@ def as_json(values):
     ("kind", "answer", "why"),
     [
         ("tcp", [b"\xff" * 9], "Expected an AgentMessage"),
-        ("tcp", [encoded(version=99)], "the other version 99.1; update the older one"),
+        ("tcp", [encoded(version=99)], "the other version 99.2; update the older one"),
         ("tcp", [encode_greeting(GREETING), b"\xff" * 9], "Expected an AgentMessage"),
         ("tcp", [encode_greeting(GREETING)] * 2, "Expected Actions, got greeting"),
         ("unix", [as_json({"kind": "greeting", "version": []})], "That is no Greeting"),
@@ -613,13 +685,27 @@ def test_environments_wait_for_a_learner_that_makes_sense(
     kind, answer, why, tmp_path, recorded, caplog, soon
 ):
     """The process lives on, and so do its environments and their episodes."""
-    fake = fake_learner(answer) if kind == "tcp" else fake_local_learner(tmp_path, answer)
+    fake = fake_end(answer) if kind == "tcp" else fake_local_learner(tmp_path, answer)
     with contextlib.ExitStack() as stack:
         with fake as address:
             make = functools.partial(counting_group, 1, recorded)
             stack.enter_context(client(address, make=make))
             wait_until(lambda: why in caplog.text)
             assert f"The learner at {address} sent what breaks a rule: " in caplog.text
+        with learner(listen=[address]) as it:
+            it.wait_for_rollouts(3)
+        assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]]
+    check_rollouts(it.rollouts, it.unroll_length)
+
+
+def test_environments_wait_for_a_learner_that_greets_and_then_refuses(recorded, caplog, soon):
+    """Whatever they sent: their process lives on, with all its groups."""
+    refused = "refused these environments: No, thank you. Asking again now and then."
+    with contextlib.ExitStack() as stack:
+        with fake_end([encode_greeting(GREETING)], grpc.StatusCode.INVALID_ARGUMENT) as address:
+            make = functools.partial(counting_group, 1, recorded)
+            stack.enter_context(client(address, make=make))
+            wait_until(lambda: refused in caplog.text)
         with learner(listen=[address]) as it:
             it.wait_for_rollouts(3)
         assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]]

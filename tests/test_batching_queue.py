@@ -186,7 +186,7 @@ def test_a_timeout_hands_out_a_smaller_batch():
         queue.enqueue(rows(1))
         assert next(queue).shape == (1, 1)
 
-    assert timeout_ms <= shortest_ms(dequeue) <= timeout_ms * 1.1
+    assert timeout_ms <= shortest_ms(dequeue, timeout_ms * 1.1) <= timeout_ms * 1.1
 
 
 def test_a_timeout_without_rows_hands_out_nothing():

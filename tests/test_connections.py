@@ -7,6 +7,8 @@ import torch
 
 from libtorchbeast.rpc.clients import ClientFigures
 from torchbeast import status
+from torchbeast.core.learner import NothingFinite
+from torchbeast.polybeast_learner import survive_client_errors
 from torchbeast.run.connections import FILE, OWN, Connections
 
 
@@ -40,7 +42,7 @@ def test_what_is_learnt_from_whom_is_written(connections, tmp_path):
     for _, _ in zip(range(3), connections, strict=False):
         pass
     assert connections.size() == 5
-    connections.look()
+    connections.poll()
     with (tmp_path / FILE).open(newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
     assert set(rows) == {"box", "y", OWN}
@@ -65,16 +67,36 @@ def test_who_is_forgotten_by_the_gateway_is_forgotten_here(connections):
     assert [row["name"] for row in connections._rows([])] == [OWN]
 
 
+def test_whether_there_were_clients_is_known_after_they_have_left(connections, tmp_path):
+    """A run that learnt from a client does not end for what that client had sent."""
+    assert not connections.had_clients
+    next(connections)
+    for _ in range(2):
+        connections._rows([])  # the gateway has forgotten it
+    assert connections.had_clients
+    raised = []
+
+    def run_learn():
+        if not raised:
+            raised.append(NothingFinite("The gradient must be finite, and was not."))
+            raise raised[0]
+
+    survive_client_errors(run_learn, had_clients=lambda: connections.had_clients)
+    own = Connections(FakeQueue(), tmp_path, lambda: 0, lambda source: "", list)
+    next(own)
+    assert not own.had_clients
+
+
 def test_a_run_to_which_nobody_connects_has_no_such_file(tmp_path):
     connections = Connections(FakeQueue(), tmp_path, lambda: 0, lambda source: "", list)
     next(connections)
-    connections.look()
+    connections.poll()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_status_shows_the_file(connections, tmp_path, capsys):
     next(connections)
-    connections.look()
+    connections.poll()
     assert status.main([str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == list(status.COLUMNS)

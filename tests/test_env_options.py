@@ -139,6 +139,45 @@ def test_ids_that_a_module_of_ones_own_registers_are_found(env, imports):
     assert result.stdout == "(4,)\n", result.stderr
 
 
+@pytest.fixture
+def late(tmp_path, monkeypatch):
+    """An installed package whose function registers Late/Corridor-v0, once it is called."""
+    (tmp_path / "late.py").write_text(
+        "import gymnasium\n"
+        "calls = []\n"
+        "def register():\n"
+        "    calls.append(1)\n"
+        f"    gymnasium.register('Late/Corridor-v0', '{TASKS}:Corridor')\n"
+        "def fail():\n"
+        "    raise OSError('no licence')\n"
+    )
+    info = tmp_path / "late-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gymnasium.envs]\nLate = late:register\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "late"
+    gymnasium.registry.pop("Late/Corridor-v0", None)
+    sys.modules.pop("late", None)
+
+
+def test_a_function_that_registers_ids_is_called_once(late):
+    with pytest.raises(UsageError, match=r"its package has registered it; add --import late:regis"):
+        look_at(EnvOptions("Late/Corridor-v0"))
+    options = EnvOptions("Late/Corridor-v0", imports="late:register")
+    for _ in range(2):
+        assert look_at(options).observation.shape == (4,)
+    assert sys.modules["late"].calls == [1]
+    with pytest.raises(UsageError, match="did you mean Late/Corridor-v0"):
+        check_env(EnvOptions("Late/Corridors-v0", imports="late:register"))
+    for function, sentence in {
+        "fail": r"--import late:fail: it fails with OSError: no licence \(.*late.py:7",
+        "nothing": r"--import takes package.module:name, and late:nothing cannot be imported",
+    }.items():
+        with pytest.raises(UsageError, match=sentence):
+            check_env(EnvOptions("Catch", imports=f"late:{function}"))
+
+
 def test_the_hint_for_an_unknown_id_names_the_flag_that_helps():
     with pytest.raises(UsageError, match="with --import MODULE if a module of yours registers it"):
         check_env(EnvOptions("MyGrid-v0"))

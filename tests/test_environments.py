@@ -8,9 +8,9 @@ import pytest
 from gymnasium import spaces
 
 from libtorchbeast.environments import HEALTHY_STEPS, MAX_REBUILDS, Broken, SyncEnvs
-from libtorchbeast.observations import FrameCheck, all_finite
+from libtorchbeast.observations import FrameCheck, NumberRange
 from libtorchbeast.seeding import derive_seed
-from libtorchbeast.specs import INT64, ArraySpec, discrete, spec_of
+from libtorchbeast.specs import INT64, ArraySpec, discrete, spec_of, spec_of_space
 from libtorchbeast.tree import leaves_of
 
 
@@ -285,8 +285,12 @@ def test_nested_observations_keep_their_dtypes_and_values(knows_truncation):
     [
         ({"vector": np.zeros(5, np.float32)}, "`vector` must be float32[4], got float32[5]."),
         ({"vector": np.zeros(4, np.float64)}, "`vector` must be float32[4], got float64[4]."),
-        ({"vector": np.full(4, np.nan, np.float32)}, "`vector` must be finite, got nan or inf"),
-        ({"vector": np.full(4, -np.inf, np.float32)}, "`vector` must be finite, got nan or inf"),
+        (
+            {"vector": np.full(4, np.nan, np.float32)},
+            "`vector` must be from -1e+09 to 1e+09, got nan;",
+        ),
+        ({"vector": np.full(4, -np.inf, np.float32)}, "must be from -1e+09 to 1e+09, got -inf;"),
+        ({"vector": np.float32([0, 0, 2e9, 0])}, "must be from -1e+09 to 1e+09, got 2e+09;"),
         ({"vector": {"a": np.zeros(4)}}, "`vector/a` was not in the first one."),
         ({}, "`vector` is missing."),
         (np.zeros(4, np.float32), "The observation was not in the first one."),
@@ -315,17 +319,47 @@ def test_a_sequence_in_the_place_of_a_dict_is_another_structure():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(), (3,), (5, 5), (40, 40), (0,)])
-def test_only_infinities_and_not_a_number_are_not_finite(dtype, shape):
-    largest = np.finfo(dtype).max
+def test_floats_must_be_numbers_of_at_most_1e9(dtype, shape):
+    floats = NumberRange.of(ArraySpec(np.dtype(dtype).name, shape))
+    largest = min(float(np.finfo(dtype).max), 1e9)
     for value in (0.0, 1.5, largest, -largest):  # whose sums and squares overflow
-        assert all_finite(np.full(shape, value, dtype))
-        assert all_finite(np.full((4, *shape), value, dtype)[::2])
-    for value in (np.inf, -np.inf, np.nan):
+        assert floats.holds(np.full(shape, value, dtype))
+        assert floats.holds(np.full((4, *shape), value, dtype)[::2])
+    too_large = [] if dtype == np.float16 else [np.nextafter(dtype(1e9), dtype(np.inf))]
+    for value in (np.inf, -np.inf, np.nan, *too_large):
         array = np.ones((2, *shape), dtype)
         array[1:] = value
-        assert all_finite(array) == (array.size == 0)
-    mixed = np.array([np.inf, -np.inf, 1], dtype)
-    assert not all_finite(mixed)
+        assert floats.holds(array) == (array.size == 0)
+    for mixed in ([np.inf, -np.inf, 1], [1, np.nan, 1], [np.nan, 1, 1]):
+        assert not floats.holds(np.array(mixed, dtype))
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "sentence"),
+    [
+        (spaces.Discrete(3), 2, 3, "the categories 0 to 2, got 3;"),
+        (spaces.Discrete(3, start=-1), -1, 2, "the categories -1 to 1, got 2;"),
+        (spaces.MultiDiscrete([2, 3]), [1, 2], [2, 1], "the categories 0 to 1, got 2;"),
+        (spaces.MultiDiscrete([[5] * 9] * 9), [[4] * 9] * 9, [[-1] * 9] * 9, "0 to 4, got -1;"),
+        (spaces.MultiBinary(2), [1, 0], [1, 2], "the categories 0 to 1, got 2;"),
+    ],
+)
+def test_categories_of_an_observation_must_be_those_of_its_space(space, good, bad, sentence):
+    """A table with a row for each, such as PyTorch's Embedding, has no row for others."""
+    check = FrameCheck(lambda: spec_of_space(space))
+    dtype = space.dtype
+    check(np.asarray(good, dtype))
+    with pytest.raises(ValueError, match="The observation must be one of") as info:
+        check(np.asarray(bad, dtype))
+    assert sentence in str(info.value)
+    categories = NumberRange.of(spec_of_space(space))
+    assert categories.holds(np.asarray([good, good], dtype))
+    assert not categories.holds(np.asarray([good, bad], dtype))
+
+
+def test_quantities_may_exceed_what_their_space_says():
+    check = FrameCheck(lambda: spec_of_space(spaces.Box(0, 5, (2,), np.int32)))
+    check(np.array([9, -9], np.int32))
 
 
 # --------------------------------------------------------------------------- those that fail
@@ -366,7 +400,8 @@ class Failing(Counting):
             "nan": (np.full_like(frame, np.nan), reward, over, limit, info),
             "inf reward": (frame, float("inf"), over, limit, info),
             "nan reward": (frame, np.float32("nan"), over, limit, info),
-            "huge reward": (frame, 1e39, over, limit, info),
+            "huge": (np.full_like(frame, 1e10), reward, over, limit, info),
+            "huge reward": (frame, 1e10, over, limit, info),
             "no reward": (frame, None, over, limit, info),
         }[self.how]
 
@@ -382,6 +417,7 @@ FAILURES = [
     "shape",
     "dtype",
     "nan",
+    "huge",
     "inf reward",
     "nan reward",
     "huge reward",

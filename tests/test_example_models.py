@@ -1,10 +1,17 @@
 """Models of one's own in examples/: their memory is exact, and they learn what needs a memory."""
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from examples import gru_memory, transformer_memory
+from examples import gru_memory, nethack, transformer_memory
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import discrete, spec_of_space
+from libtorchbeast.tree import map_tree
 from tests.helpers import training
+from torchbeast.run.model_trial import try_model
+from torchbeast.run.random_rows import random_rows
 
 MODULES = {"gru": gru_memory, "transformer": transformer_memory}
 
@@ -38,6 +45,28 @@ def test_nothing_is_remembered_from_the_episode_before(name):
     ]
     assert not torch.allclose(outputs[0][:3], outputs[1][:3])
     torch.testing.assert_close(outputs[0][3:], outputs[1][3:])
+
+
+NETHACK = spaces.Dict(  # as nle has them
+    chars=spaces.Box(0, 255, (21, 79), np.uint8),
+    blstats=spaces.Box(-(2**31), 2**31 - 1, (27,), np.int64),
+    message=spaces.Box(0, 255, (256,), np.uint8),
+)
+
+
+def test_the_net_for_nethack_can_be_trained(caplog):
+    """By what every model is tried with before training; nle itself may be missing."""
+    spec = Spec(spec_of_space(NETHACK), discrete(23))
+    torch.manual_seed(0)
+    model = nethack.Net(NETHACK, spaces.Discrete(23))
+    try_model(model, spec, 23)
+    assert not caplog.records  # its memory is exact, and ends with an episode
+    rows = map_tree(torch.from_numpy, random_rows(spec, T=2, B=3))
+    (first, _), (second, _) = (
+        model({**rows, "frame": frame}, model.initial_state(3))
+        for frame in (rows["frame"], {**rows["frame"], "chars": rows["frame"]["chars"] * 0})
+    )
+    assert not torch.allclose(first["baseline"], second["baseline"])
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_images_of_any_usual_layout_get_an_image_net_and_its_settings(shape, ima
     spec = spec_for(shape, 2, dtype, 0, 255 if dtype == "uint8" else 1)
     assert choose_encoder("auto", spec) == "shallow"
     assert find_layout(shape).shape == image
-    assert recipes._for_frames(spec, "auto") == {}
+    assert recipes._for_frames(spec, "auto") == recipes.IMAGE
 
 
 def test_an_image_net_takes_stacks_of_colour_images():
@@ -73,7 +73,7 @@ def test_what_cannot_be_guessed_is_refused_with_the_shape_and_the_remedy(shape):
 def test_settings_follow_the_model_that_is_given():
     image, vector = spec_for((84, 84), 2), spec_for((84,), 2)
     assert recipes._for_frames(image, "mlp") == recipes.VECTOR
-    assert recipes._for_frames(image, "my.module:Model") == {}
+    assert recipes._for_frames(image, "my.module:Model") == recipes.IMAGE
     assert recipes._for_frames(vector, "my.module:Model") == recipes.VECTOR
     assert recipes._for_frames(spec_for((64, 64, 64), 2), "my.module:Model") == recipes.VECTOR
 

@@ -1,6 +1,7 @@
 """Groups as hosts step them: frames left apart, seeds, and groups that fail as a whole."""
 
 import random
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -83,11 +84,15 @@ def test_the_seed_reaches_environments_that_draw_from_global_generators():
 # ----------------------------------------------------------------------------------------- Group
 
 
+BOUNDED = "must be from -1e+09 to 1e+09"
+
+
 class Vector:
     """A vector environment that is not Gymnasium's; it fails in step `at` if `how` says so."""
 
     num_envs = K
     action_spec = discrete(4)
+    observation_spec: ClassVar = {"time": ArraySpec("float32", (2,)), "kind": discrete(4)}
 
     def __init__(self, how="", seed=0, at=3):
         self.how, self.seed, self.at = how, seed, at
@@ -96,21 +101,27 @@ class Vector:
         self.is_closed = False
 
     def reset(self):
-        return self.counter.first_row({"time": np.zeros((K, 2), np.float32)})
+        frame = {"time": np.zeros((K, 2), np.float32), "kind": np.zeros(K, np.int64)}
+        return self.counter.first_row(frame)
 
     def step(self, actions):
         self.time += 1
         frame = np.full((K, 2), self.time, np.float32)
+        kind = np.full(K, 3)
         reward = np.ones(K)
         if self.time == self.at:
             if self.how == "raise":
                 raise RuntimeError("the wheel came off")
             if self.how == "nan":
                 frame[1:, 1] = np.nan
+            if self.how == "huge":
+                frame[0, 0] = 1e10
+            if self.how == "category":
+                kind[2] = 4
             if self.how == "inf reward":
                 reward[2] = np.inf
         no = np.zeros(K, np.bool_)
-        return self.counter.row({"time": frame}, reward, no, no, actions)
+        return self.counter.row({"time": frame, "kind": kind}, reward, no, no, actions)
 
     def close(self):
         self.is_closed = True
@@ -121,8 +132,10 @@ class Vector:
     ("how", "message"),
     [
         ("raise", "the wheel came off"),
-        ("nan", "The observation's `time` must be finite, got nan or inf from environment 1, 2."),
-        ("inf reward", "The reward must be finite, got nan or inf from environment 2."),
+        ("nan", f"The observation's `time` {BOUNDED}, got nan from environment 1, 2;"),
+        ("huge", f"The observation's `time` {BOUNDED}, got 1e+10 from environment 0;"),
+        ("category", "`kind` must be one of the categories 0 to 3, got 4 from environment 2;"),
+        ("inf reward", f"The reward {BOUNDED}, got inf from environment 2;"),
     ],
 )
 def test_a_vector_that_fails_is_rebuilt_as_a_whole(how, message, caplog):
@@ -136,7 +149,7 @@ def test_a_vector_that_fails_is_rebuilt_as_a_whole(how, message, caplog):
     first = group.start()
     assert first["done"].all()
     assert not first["truncated"].any()
-    assert group.spec == Spec({"time": ArraySpec("float32", (2,))}, discrete(4))
+    assert group.spec == Spec(Vector.observation_spec, discrete(4))
     assert group.num_envs == K
     rows = [group.step(ACTIONS) for _ in range(5)]
     assert [row["episode_step"].tolist() for row in rows] == [[n] * K for n in (1, 2, 0, 1, 2)]
@@ -162,7 +175,8 @@ def test_a_group_that_cannot_be_rebuilt_is_broken_after_a_few_tries(where):
                 raise RuntimeError("cannot start")
             value = np.nan if where == "nan" else 0.0
             size = 3 if where == "shape" else 2
-            return self.counter.first_row({"time": np.full((K, size), value, np.float32)})
+            frame = {"time": np.full((K, size), value, np.float32), "kind": np.zeros(K, np.int64)}
+            return self.counter.first_row(frame)
 
     def make(seed):
         if not made:
@@ -182,8 +196,8 @@ def test_a_group_that_cannot_be_rebuilt_is_broken_after_a_few_tries(where):
     texts = {
         "make": "no licence is left",
         "reset": "cannot start",
-        "shape": "must be {'time': float32[2]} as before, got {'time': float32[3]}.",
-        "nan": "`time` must be finite, got nan or inf from environment 0, 1, 2.",
+        "shape": "'time': float32[2]} as before, got {'kind': int64[], 'time': float32[3]}.",
+        "nan": f"`time` {BOUNDED}, got nan from environment 0, 1, 2;",
     }
     assert texts[where] in str(info.value.__cause__)
     assert len(made) == 1 + MAX_REBUILDS

@@ -21,7 +21,10 @@ from tests.helpers.threads import wait_until
 from tests.test_attacks import Recording, address_of
 from tests.test_rpc_bad_peers import talk
 
-RECORDED = json.loads((Path(__file__).parent / "recorded_client_2_0.json").read_text())
+RECORDED = {
+    minor: json.loads((Path(__file__).parent / f"recorded_client_2_{minor}.json").read_text())
+    for minor in range(MINOR)
+}
 
 
 @pytest.fixture
@@ -133,10 +136,10 @@ def test_a_learner_that_ends_lets_its_clients_wait_for_the_next_one(kind, tmp_pa
 # ------------------------------------------------------------------- ends that are not of one age
 
 
-def test_a_recorded_client_of_the_minor_version_before_plays():
+@pytest.mark.parametrize("minor", RECORDED)
+def test_a_recorded_client_of_an_older_minor_version_plays(minor):
     """The bytes that it sent; it must not notice that the learner is newer."""
-    messages = [bytes.fromhex(text) for text in RECORDED["messages"]]
-    assert MINOR == 1, "record a client of the version that is the one before now"
+    messages = [bytes.fromhex(text) for text in RECORDED[minor]["messages"]]
     with learner(listen=["127.0.0.1:0"]) as it:
         num_answers, code, text = talk(it.address, messages)
         assert (num_answers, code, text) == (len(messages), "OK", "")
@@ -144,21 +147,22 @@ def test_a_recorded_client_of_the_minor_version_before_plays():
     assert check_rollouts(it.rollouts, it.unroll_length) == {4711: 12}
 
 
-def test_a_recorded_host_of_the_minor_version_before_gets_a_lane(tmp_path):
+@pytest.mark.parametrize("minor", RECORDED)
+def test_a_recorded_host_of_an_older_minor_version_gets_a_lane(minor, tmp_path):
     with learner(listen=[f"unix:{tmp_path}/socket"]) as it:
         host = JsonSocket(dial_unix(Address.parse(it.address).path))
-        host.send("hello", **RECORDED["hello_json"])
+        host.send("hello", **RECORDED[minor]["hello_json"])
         messages = []
         wait_until(lambda: bool((m := host.next()) and messages.append(m)) or len(messages) == 2)
         host.close()
     assert [message["kind"] for message in messages] == ["greeting", "lane"]
+    assert messages[0]["minor"] <= minor + 1, "older ends take an end that is one newer"
 
 
 @pytest.mark.parametrize(("minor", "is_taken"), [(MINOR + 1, True), (MINOR + 2, False)])
-def test_a_newer_client_is_taken_within_the_window_of_versions(minor, is_taken, monkeypatch):
-    monkeypatch.setattr("libtorchbeast.rpc.messages.MINOR", minor)
+def test_a_newer_client_is_taken_within_the_window_of_versions(minor, is_taken):
     group = counting_group(1)
-    newer = encode_hello(Hello("newer", 1, group.spec))
+    newer = encode_hello(Hello("newer", 1, group.spec, minor=minor))
     group.close()
     with learner(listen=["127.0.0.1:0"]) as it:
         num_answers, code, text = talk(it.address, [newer])

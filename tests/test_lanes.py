@@ -23,6 +23,7 @@ from libtorchbeast.shared_lanes import (
     Lane,
     LaneClosed,
     lane_size,
+    map_lane,
 )
 from libtorchbeast.specs import ArraySpec
 
@@ -152,6 +153,28 @@ def test_who_is_handed_a_lane_cannot_shrink_it(lane):
         os.ftruncate(lane.fd, size - 1)
     with pytest.raises(PermissionError):
         os.ftruncate(lane.fd, size + 1)
+
+
+@pytest.mark.parametrize("kind", ["lane", "unsealed", "file", "small"])
+def test_only_memory_that_cannot_shrink_is_taken_for_a_lane(kind, lane, tmp_path):
+    """Else a learner could end a host with SIGBUS, by making it smaller later."""
+    size = os.fstat(lane.fd).st_size
+    if kind == "lane":
+        fd = os.dup(lane.fd)
+    elif kind == "unsealed":
+        fd = os.memfd_create("lane", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+    elif kind == "small":
+        fd = anonymous_memory(size - 1, "lane")
+    else:
+        fd = os.open(tmp_path / "lane", os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, size)
+    mapped = map_lane(fd, lane.spec, lane.num_envs)
+    assert (mapped is not None) == (kind == "lane")
+    if mapped is not None:
+        mapped.release()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)  # closed, whatever it was
 
 
 def test_specs_survive_json():

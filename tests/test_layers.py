@@ -23,6 +23,7 @@ PURE = {
         "helper_process",
         "memory",
         "output_log",
+        "grpc_forks",
         "log_repeats",
         "supervisor",
         "rows",
@@ -60,6 +61,12 @@ ALLOWED = {
         *PURE,
     },
     "torchbeast/report": {"torchbeast.errors", "torchbeast.core", "torchbeast.runtime", "torch"},
+    "torchbeast/fleet": {
+        "torchbeast.errors",
+        "torchbeast.polybeast_env",
+        "torchbeast.polybeast_actor",
+        "libtorchbeast",
+    },
     "torchbeast/run": {
         "torchbeast.errors",
         "torchbeast.own_code",
@@ -161,6 +168,11 @@ def test_the_data_plane_imports_no_torch_before_it_is_asked_for_a_tensor():
 
 def test_processes_for_remote_environments_import_no_torch():
     run_without("import libtorchbeast.rpc.gateway, libtorchbeast.env_host", "torch")
+
+
+def test_fleets_import_neither_torch_nor_a_cluster_before_it_is_asked_for():
+    run_without("import torchbeast.fleet.__main__, torchbeast.fleet.ray_actors, "
+                "torchbeast.fleet.slurm_jobs", "torch", "ray", "submitit")  # fmt: skip
 
 
 def test_the_learner_imports_no_grpc():

@@ -16,7 +16,8 @@ from torchbeast.core.learner import Learner, finished_episodes
 from torchbeast.core.losses import autocast, compute_loss
 from torchbeast.core.nonfinite import pick_columns
 from torchbeast.core.optimizers import without_compiler
-from torchbeast.models import make_model
+from torchbeast.core.ranks import OneRank
+from torchbeast.models import make_model, unroll_lstm
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import ActorModel, prepare_to_act
 
@@ -445,20 +446,24 @@ def test_padding_has_no_version_and_no_lag():
     assert summary["policy_lag"] == 0
 
 
-def test_every_pass_goes_through_what_is_wrapped_around_the_model():
+def test_every_pass_goes_through_what_is_wrapped_around_the_loss():
     calls = []
 
     class Wrapped(torch.nn.Module):
-        def __init__(self, model):
+        def __init__(self, loss):
             super().__init__()
-            self.module = model
+            self.module = loss
 
         def forward(self, *args):
             calls.append(1)
             return self.module(*args)
 
+    class Wrapping(OneRank):
+        def wrap(self, loss, device):
+            return Wrapped(loss)
+
     model = make_model("mlp", spec_for((7,), A), use_lstm=False)
-    learner = Learner(model, FLAGS, torch.device("cpu"), wrap=Wrapped)
+    learner = Learner(model, FLAGS, torch.device("cpu"), ranks=Wrapping())
     learner.step(random_batch(), ())
     assert len(calls) == 1
     assert set(learner.state_dict()["model_state_dict"]) == set(model.state_dict())
@@ -498,6 +503,41 @@ def test_bfloat16_spares_memory_and_heads(use_lstm):
     learner = Learner(model, dataclasses.replace(FLAGS, autocast="bf16"), torch.device("cpu"))
     learner.step(batch, state)
     assert learner.version == 1
+
+
+class OwnMemory(nn.Module):
+    """A model as in docs/your_environment.md: a body, an LSTM, heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.lstm = nn.Linear(7, 16), nn.LSTM(16, 16)
+        self.policy, self.baseline = nn.Linear(16, A), nn.Linear(16, 1)
+
+    def forward(self, inputs, state):
+        body = self.body(inputs["frame"])
+        self.seen = body.detach()
+        core, state = unroll_lstm(self.lstm, body, inputs["done"], state)
+        logits = self.policy(core)
+        baseline = self.baseline(core)[..., 0]
+        return {"policy_logits": logits, "baseline": baseline, "action": logits.argmax(-1)}, state
+
+
+def test_the_memory_of_an_own_model_is_float32_under_bfloat16():
+    """The LSTM makes of what it sees, which is rounded, what it would make of it in float32."""
+    torch.manual_seed(0)
+    model, batch = OwnMemory(), random_batch()
+    state = (torch.randn(1, B, 16), torch.randn(1, B, 16))
+    with autocast(torch.device("cpu"), "bf16"), torch.no_grad():
+        _, memory = model(batch, state)
+    assert model.seen.dtype == torch.bfloat16
+    _, expected_memory = unroll_lstm(model.lstm, model.seen.float(), batch["done"], state)
+    for found, exact in zip(memory, expected_memory, strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6)
+    learner = make_learner(dataclasses.replace(FLAGS, autocast="bf16"), model)
+    learner.step(batch, state)
+    assert learner.version == 1
+    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_models_may_answer_with_a_tuple_as_in_torchbeast():

@@ -4,9 +4,11 @@ import logging
 
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from libtorchbeast.rows import ArraySpec, Spec
+from libtorchbeast.specs import spec_of_space
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent
 from torchbeast.run.model_trial import try_model
@@ -115,6 +117,13 @@ MISTAKES = {
         initial_state=lambda self, batch_size: None
     ),
     "`forward` fails with KeyError: 'picture'": broken(forward=raise_in_forward),
+    "`losses` must be a dict by name, got a tensor [2, 3]": with_output(losses=torch.zeros(2, 3)),
+    "`losses` must be a dict by name, got a list of 1": with_output(losses=[torch.zeros(())]),
+    "loss 'own' must be a tensor with one float, or with one for each row, [T, B] = [2, 3], got "
+    "float32[3, 2]": with_output(losses={"own": torch.zeros(3, 2)}),
+    "[T, B] = [2, 3], got float32[2, 3, 1]": with_output(losses={"own": torch.zeros(2, 3, 1)}),
+    "[T, B] = [2, 3], got float.": with_output(losses={"own": 0.5}),
+    "[T, B] = [2, 3], got int64[]": with_output(losses={"own": torch.tensor(1)}),
 }
 
 
@@ -151,6 +160,50 @@ def test_answers_that_depend_on_how_rows_are_cut_are_logged(caplog):
 def test_a_model_without_initial_state_is_one_sentence():
     with pytest.raises(UsageError, match=r"must have a method `initial_state.*got Linear without"):
         try_model(nn.Linear(4, 2), SPEC, 2)
+
+
+@pytest.mark.parametrize("shape", [(), ("T", 3), ("T - 1", 3)])
+def test_losses_are_numbers_or_one_for_each_row(shape, caplog):
+    def answer(output, state):
+        T = len(output["baseline"])
+        sizes = [{"T": T, "T - 1": T - 1}.get(size, size) for size in shape]
+        return {**output, "losses": {"own": torch.zeros(sizes)}}, state
+
+    try_model(answering(answer), SPEC, 2)
+    assert not caplog.records
+
+
+def test_losses_that_only_the_learner_sees_are_tried():
+    def answer(output, state):
+        losses = {"own": torch.zeros(7)} if torch.is_grad_enabled() else {}
+        return {**output, "losses": losses}, state
+
+    with pytest.raises(UsageError, match=r"loss 'own' must be .* got float32\[7\]"):
+        try_model(answering(answer), SPEC, 2)
+
+
+class Embeds(nn.Module):
+    """A right model for numbers from 5 to 7."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(3, 2)
+
+    def initial_state(self, batch_size):
+        return ()
+
+    def forward(self, inputs, state):
+        logits = self.embed(inputs["frame"] - 5)
+        output = {"policy_logits": logits, "baseline": logits[..., 0], "action": logits.argmax(-1)}
+        return output, state
+
+
+def test_a_model_is_tried_with_numbers_of_the_space():
+    observation = spec_of_space(spaces.Discrete(3, start=5))
+    try_model(Embeds(), Spec(observation), 2)
+    wider = spec_of_space(spaces.Discrete(40, start=5))
+    with pytest.raises(UsageError, match="`forward` fails with IndexError"):
+        try_model(Embeds(), Spec(wider), 2)
 
 
 def test_a_loss_with_the_name_of_a_figure_is_refused():

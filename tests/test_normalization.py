@@ -241,7 +241,7 @@ def test_one_huge_number_does_not_end_learning(caplog):
         assert (ratio < 10).all(), ratio
 
 
-def test_culprits_are_searched_with_the_rewards_of_the_update():
+def test_nonfinite_rollouts_are_searched_with_the_rewards_of_the_update():
     """A reward that is only large is none: what is learnt from is scaled."""
     learner = make_learner()
     for i in range(10):

@@ -8,11 +8,14 @@ from libtorchbeast.environments import Group, spec_of_group
 from libtorchbeast.specs import ArraySpec
 from tests.helpers import training
 from tests.helpers.games import Relay, Signs
+from torchbeast import monobeast, polybeast
 from torchbeast.envs import EnvOptions, look_at, make_envs
 from torchbeast.envs.parallel import ParallelEnvs
 from torchbeast.errors import UsageError
+from torchbeast.run.command_line import parse
 from torchbeast.run.evaluate import Player
 from torchbeast.run.flags import TrainingFlags
+from torchbeast.run.saved_run import describe_sources
 
 GAMES = "tests.helpers.games"
 
@@ -137,12 +140,37 @@ def test_games_that_cannot_be_played_so_are_refused_with_a_sentence(factory, sen
 
 def test_groups_must_have_places_for_all_agents():
     options = EnvOptions(f"{GAMES}:relay")
-    with pytest.raises(UsageError, match=r"all 2 agents of a game, got 1; raise --envs_per_actor"):
+    with pytest.raises(UsageError, match=r"all 2 agents .*got 1; leave --envs_per_actor out"):
         look_at(options, num_envs=1)
     with pytest.raises(UsageError, match="all 2 agents of a game, got 1"):
         make_envs(options, 1)
     with pytest.raises(UsageError, match="--frame_stack 2 is for single environments"):
         look_at(EnvOptions(f"{GAMES}:relay", frame_stack=2))
+
+
+@pytest.mark.parametrize("beast", [monobeast, polybeast])
+def test_the_plain_command_has_places_for_all_agents(beast):
+    flags = parse(beast.Flags, ["--env", f"{GAMES}:crowd"])
+    assert flags.envs_per_actor == 10
+    (line,) = [line for line in describe_sources(flags) if "envs_per_actor" in line]
+    assert line == "Differs from --help (agents of a game): envs_per_actor 10"
+    fitting = parse(beast.Flags, ["--env", f"{GAMES}:relay"])
+    assert fitting.envs_per_actor == beast.Flags.envs_per_actor
+    # Also if fewer would do for a batch; but what is given stays.
+    assert parse(beast.Flags, ["--env", f"{GAMES}:crowd", "--num_actors", "8"]).envs_per_actor == 10
+    given = parse(beast.Flags, ["--env", f"{GAMES}:crowd", "--envs_per_actor", "4"])
+    assert given.envs_per_actor == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * training.TIMEOUT_S)
+@pytest.mark.parametrize("beast", ["monobeast", "polybeast"])
+def test_a_game_of_many_agents_trains_with_the_plain_command(beast, tmp_path):
+    args = ("--env", f"{GAMES}:crowd", "--total_steps", "2000", "--xpid", "run")
+    result = training.run(beast, tmp_path, *args)
+    assert result.returncode == 0, result.stderr
+    assert "agents of a game): envs_per_actor 10" in result.stdout + result.stderr
+    assert float(training.newest_figures(tmp_path / "run")["mean_episode_step"]) < 5
 
 
 def test_whole_games_are_played_in_evaluation():

@@ -1,15 +1,26 @@
 """`python -m torchbeast.polybeast_env`: one sentence for a mistake, and nothing left at the end."""
 
+import contextlib
+import errno
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
+from libtorchbeast.env_host import HostConfig, is_false_start, run_at_address
+from libtorchbeast.environments import Broken
+from libtorchbeast.rpc.address import listen_unix
 from libtorchbeast.rpc.security import Security
+from libtorchbeast.supervisor import CANNOT_WORK
 from tests.helpers.certificates import write_secret
+from tests.helpers.counting import counting_group
 from tests.helpers.remote import check_rollouts, learner
 from tests.helpers.threads import wait_until
 from torchbeast.polybeast_env import main, server_address
@@ -42,6 +53,56 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(args, sentence, capsys):
 def test_server_addresses_are_counted_up():
     assert server_address("unix:/tmp/polybeast", 3) == "unix:/tmp/polybeast.3"
     assert server_address("[::1]:5000", 3) == "[::1]:5003"
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """Runs a host at an address that is taken; how it ends."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    logged = SimpleNamespace(send=lambda level, text: None, beat=None, tick=None)
+
+    def run(kind, is_first_start):
+        with contextlib.ExitStack() as stack:
+            address = f"unix:{tmp_path}/socket"
+            if kind == "unix":
+                stack.enter_context(listen_unix(address))
+            else:
+                taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                address = f"127.0.0.1:{taken.getsockname()[1]}"
+            config = HostConfig(
+                "x", "no:factory", {}, 1, 1, 0, address=address, is_first_start=is_first_start
+            )
+            try:
+                run_at_address(config, logged)
+            except (SystemExit, OSError) as error:
+                return error.code if isinstance(error, SystemExit) else error.errno
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_an_address_that_is_taken_ends_the_program_only_at_its_start(kind, host):
+    """On a restart somebody else may have it for a moment: the supervisor tries again."""
+    assert host(kind, is_first_start=True) == CANNOT_WORK
+    assert host(kind, is_first_start=False) != CANNOT_WORK
+
+
+def test_a_lack_of_descriptors_never_ends_the_program(host, monkeypatch):
+    def listen(address):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("libtorchbeast.rpc.env_server.listen_unix", listen)
+    assert host("unix", is_first_start=True) == errno.EMFILE
+    server = SimpleNamespace(add_insecure_port=lambda address: 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="open files"):
+            Security().add_port(server, "127.0.0.1:1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(OSError, match="is somebody else there"):
+        Security().add_port(server, "127.0.0.1:1")
 
 
 @pytest.mark.slow
@@ -87,6 +148,68 @@ def test_an_environment_that_raises_is_logged_and_rebuilt_alone():
         assert not (changed & ~new).any()
         assert rows["done"][1:, 0][new].all()
         assert (rows["episode_step"][1:, 0][new] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("error", "num_steps", "expected"),
+    [
+        (KeyError("no such level"), [], True),
+        (OSError(errno.ENOENT, "no such file"), [], True),
+        (OSError(errno.EMFILE, "too many open files"), [], False),  # later there may be room
+        (MemoryError(), [], False),
+        (Broken(), [4, 4], True),
+        (Broken(), [4, 100], False),
+        (RuntimeError("the learner refused what was sent"), [4, 4], False),
+    ],
+)
+def test_what_counts_as_environments_that_have_never_worked(error, num_steps, expected):
+    groups = [counting_group(1) for _ in num_steps]
+    for group, number in zip(groups, num_steps, strict=True):
+        for _ in range(number):
+            group.step(np.zeros(1, np.int64))
+    assert is_false_start(error, groups, num_groups=2) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["127.0.0.1:0", "unix:{}/learner"])
+def test_environments_that_never_work_end_with_a_traceback_and_a_sentence(where, tmp_path):
+    with learner(listen=[where.format(tmp_path)]) as it:
+        process = start("--connect", it.address, "--env", "tests.helpers.counting:Broken",
+                        "--envs_per_server", "2")  # fmt: skip
+        try:
+            _, error = process.communicate(timeout=100)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    *_, text, sentence = error.partition("error: ")[2].strip().splitlines()
+    assert "RuntimeError: the wheel was never there" in text
+    assert sentence.startswith("No environment has ever worked: all processes have failed 5 times")
+    assert not error.partition("error: ")[0].count("No environment")
+
+
+@pytest.mark.slow
+def test_a_game_of_many_agents_dials_in_as_a_whole():
+    with learner(listen=["127.0.0.1:0"], agent=lambda time: time % 3) as it:
+        process = start("--connect", it.address, "--env", "tests.helpers.games:crowd")
+        try:
+            it.wait_for_environments(10)  # by the first number of what they see, their agent's
+            it.wait_for_rollouts(40)
+        finally:
+            process.terminate()
+            _, error = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "A game has 10 agents: a server has 20 environments, two games." in error
+    lengths = set()
+    for rows, _, _ in it.rollouts:
+        ends = rows["done"][1:, 0] & ~rows["truncated"][1:, 0]
+        lengths.update(rows["episode_step"][1:, 0][ends].tolist())
+    assert lengths == {3, 5}
+
+
+def test_too_few_places_for_a_game_are_one_sentence(capsys):
+    args = ["--env", "tests.helpers.games:crowd", "--envs_per_server", "16"]
+    assert main(args) == 2
+    assert "places for all 10 agents of a game, got 8; leave" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -4,12 +4,15 @@ import argparse
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import libtorchbeast
+from libtorchbeast.rows import Spec
+from libtorchbeast.specs import ArraySpec
 from torchbeast import polybeast, polybeast_learner
 from torchbeast.core.learner import Learner, NothingFinite
 from torchbeast.errors import UsageError
@@ -309,6 +312,39 @@ def test_each_gpu_has_made_the_weights_before_threads_read_them(monkeypatch):
     assert waited_for == [devices[0], devices[2]]
 
 
+def test_the_wait_for_gpus_is_after_the_last_copy_and_before_the_first_thread(
+    monkeypatch, tmp_path
+):
+    """Threads have streams of their own, which do not wait for copies on another one."""
+    events = []
+    devices = {"learner": torch.device("cuda:1"), "actor": torch.device("cuda:0")}
+
+    class Started(Exception):
+        pass
+
+    def start(*_):
+        events.append("threads")
+        raise Started
+
+    monkeypatch.setattr(torch.cuda, "synchronize", events.append)
+    monkeypatch.setattr(polybeast_learner, "Threads", start)
+    monkeypatch.setattr(polybeast_learner, "ActorModel", lambda *_, **__: events.append("copies"))
+    monkeypatch.setattr(polybeast.Flags, "find_device", lambda self, name: devices["actor"])
+    learner = SimpleNamespace(
+        model=Agent((7,), A, encoder="mlp"),
+        device=devices["learner"],
+        version=0,
+        finished=threading.Event(),
+        rounds=SimpleNamespace(),
+        stats=None,
+    )
+    source = SimpleNamespace(num_envs=2, clients=list, spec=Spec(ArraySpec("float32", (7,))))
+    flags = polybeast.Flags(env="Catch", savedir=tmp_path, xpid="run")
+    with pytest.raises(Started):
+        polybeast_learner.act_and_learn(flags, learner, source, run=None)
+    assert events == ["copies", devices["learner"], devices["actor"], "threads"]
+
+
 def test_flags_may_be_any_object_that_has_some_of_them():
     class Flags:
         __slots__ = ("discounting", "learner_device")  # vars() does not work
@@ -471,17 +507,7 @@ def test_servers_that_cannot_be_dialled_are_one_sentence(basename, sentence):
         polybeast_learner.Flags(env="Catch", pipes_basename=basename).validate()
 
 
-@pytest.mark.parametrize(("num_envs", "is_logged"), [(48, False), (520, True)])
-def test_rollouts_that_will_be_old_are_logged(caplog, num_envs, is_logged):
-    source = argparse.Namespace(num_envs=num_envs - 1, clients=lambda: [client])
-    client = argparse.Namespace(environments=1)
-    notice = polybeast_learner.LagNotice(polybeast_learner.Flags(batch_size=8))
-    for _ in range(2):
-        notice.look(source)
-    assert caplog.text.count("rollouts are about 65 updates old") == is_logged
-
-
-def test_gradients_that_stay_infinite_end_no_run_that_has_clients(caplog):
+def test_gradients_that_stay_infinite_end_no_run_that_had_clients(caplog):
     """They may be a client's doing; without clients there is nobody else to wait for."""
     raised = []
 
@@ -490,9 +516,9 @@ def test_gradients_that_stay_infinite_end_no_run_that_has_clients(caplog):
             raised.append(NothingFinite("The gradient must be finite, and was not."))
             raise raised[-1]
 
-    polybeast_learner.outlast_clients(run_learn, has_clients=lambda: True)
+    polybeast_learner.survive_client_errors(run_learn, had_clients=lambda: True)
     assert len(raised) == 3
     assert caplog.text.count("was not. The run goes on, as it may be a client's doing.") == 1
     raised.clear()
     with pytest.raises(NothingFinite):
-        polybeast_learner.outlast_clients(run_learn, has_clients=lambda: False)
+        polybeast_learner.survive_client_errors(run_learn, had_clients=lambda: False)

@@ -57,8 +57,11 @@ def test_the_python_commands_work_in_their_order(home):
 
 def test_the_commands_for_more_machines_work_in_pairs(home, tmp_path):
     lines = [line for line in commands() if line.startswith(PYTHON) and "polybeast_" in line]
+    [actors] = [line for line in lines if "polybeast_actor" in line]
+    lines.remove(actors)
     pairs = [lines[i : i + 2] for i in range(0, len(lines), 2)]
-    assert len(pairs) == 2
+    pairs += [[actors, line] for line in lines if "polybeast_learner --listen" in line]
+    assert len(pairs) == 3
     for number, pair in enumerate(pairs):
         (tmp_path / str(number)).mkdir()
         check_pair(sorted(pair), home, tmp_path / str(number))

@@ -58,7 +58,9 @@ def test_remote_environments_get_their_recipe_when_it_is_known_what_they_are_lik
     assert of_vectors.num_actors is None  # whoever dials in
     assert of_vectors.learning_rate == 0.5  # given
     assert of_vectors.sources["total_steps"] == "recipe"
-    assert with_recipe(flags, IMAGE) == flags
+    of_images = with_recipe(flags, IMAGE)
+    assert of_images.total_steps == Settings().total_steps
+    assert of_images.num_passes == recipes.IMAGE["num_passes"]
 
 
 def test_remote_environments_with_the_papers_recipe_have_it_at_once():
@@ -81,7 +83,7 @@ def test_images_in_a_tree_get_the_settings_of_images(model):
         {"camera": image, "speed": ArraySpec("float32", (2,))},
         {"camera": image, "action_mask": ArraySpec("int8", (2,))},
     ):
-        assert recipes._for_frames(Spec(observation, discrete(2)), model) == {}
+        assert recipes._for_frames(Spec(observation, discrete(2)), model) == recipes.IMAGE
 
 
 def test_vectors_in_a_tree_get_the_settings_of_vectors():

@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import re
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from tests.helpers.training import (
     Background,
     RemoteEnvironments,
     Training,
+    listening_at,
     mean_return,
     read_logs,
 )
@@ -221,11 +221,6 @@ def steps_until_catch_is_learnt(folder, how):
         assert training.end(signal.SIGTERM) == 0
         assert "refused" not in training.output
     return int(last["step"])
-
-
-def listening_at(training):
-    found = re.search(r"dial in at (\S+)\.$", training.output, re.MULTILINE)
-    return found and found[1]
 
 
 def kill(process: psutil.Process) -> None:

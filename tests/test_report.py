@@ -168,6 +168,39 @@ def test_a_curve_is_drawn_without_the_pauses(tmp_path):
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def write_log(run, *rows):
+    run.mkdir()
+    (run / "logs.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_any_figure_can_be_drawn(tmp_path, monkeypatch):
+    run, out = tmp_path / "run", tmp_path / "curve.png"
+    names = "_tick,_time,step,mean_episode_return,eval_return,eval_step,info/won"
+    write_log(run, names, "0,1000,100,5,,,", "1,1005,200,6,7,150,0.5", "2,1010,300,6,,,0.75")
+    assert read_curve(run, "info/won")["values"] == [0.5, 0.75]
+    assert read_curve(run, "info/won")["steps"] == [200, 300]
+    evaluated = read_curve(run, "eval_return")
+    assert [evaluated["steps"], evaluated["values"]] == [[150], [7]]  # by the weights' own step
+    command = ["plot", "--runs", str(run), "--out", str(out), "--figure", "info/won"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert plot.main() == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unknown_figure_is_refused_with_those_that_there_are(tmp_path, monkeypatch, capsys):
+    run, out = tmp_path / "run", tmp_path / "curve.png"
+    write_log(run, "_tick,_time,step,mean_episode_return,info/won", "0,1000,100,5,")
+    for figure, sentence in {
+        "info/lost": "has no figure info/lost; it has info/won, mean_episode_return.",
+        "info/won": "has no info/won yet; there is nothing to draw.",
+    }.items():
+        command = ["plot", "--runs", str(run), "--out", str(out), "--figure", figure]
+        monkeypatch.setattr(sys, "argv", command)
+        assert plot.main() == 2
+        assert capsys.readouterr().err == f"error: {run} {sentence}\n"
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("what", ["missing", "empty", "without episodes"])
 def test_a_run_without_a_curve_is_refused_with_a_sentence(tmp_path, capsys, monkeypatch, what):
     run, out = tmp_path / "run", tmp_path / "curve.png"

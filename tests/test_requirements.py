@@ -14,7 +14,7 @@ from torchbeast.report.plot import Options, draw
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("torchbeast", "libtorchbeast", "nest")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-USED_EXTRAS = ("plot", "keys")  # imported by programs that most do without
+USED_EXTRAS = ("plot", "keys", "ray", "slurm")  # imported by programs that most do without
 
 # What is imported by another name than it is installed by.
 MODULES = {"opencv-python-headless": "cv2", "grpcio": "grpc", "protobuf": "google"}

@@ -146,6 +146,12 @@ def step(**changes):
             "INVALID_ARGUMENT",
             "1e+09, got nan",
         ),
+        (
+            [HELLO, FIRST, step(observation=[np.float32([0, -2e9, 0]).tobytes()])],
+            2,
+            "INVALID_ARGUMENT",
+            "Observation 0 must be from -1e+09 to 1e+09, got -2e+09.",
+        ),
         ([encode_failure("boo")], 0, "INVALID_ARGUMENT", "must be a Hello, got failure"),
         (
             [HELLO, FIRST, LATER, step(observation=[bytes(5)])],

@@ -1,6 +1,7 @@
 """Gateways: rows arrive exactly, whoever comes, goes or is killed, and nothing is left behind."""
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -19,7 +20,7 @@ import libtorchbeast
 import torchbeast
 from libtorchbeast import memory
 from libtorchbeast.rows import EpisodeCounter, Spec
-from libtorchbeast.rpc.env_client import EnvironmentClient, LearnerFinished, LearnerGone
+from libtorchbeast.rpc.env_client import LearnerFinished, LearnerGone
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.gateway_supervisor import Gateways
 from libtorchbeast.rpc.handshake import Hello, Refused
@@ -29,6 +30,7 @@ from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_hello
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.steps import encode_step
 from libtorchbeast.specs import INT64, ArraySpec, discrete
+from tests.helpers import masked
 from tests.helpers.attacks import silent_streams
 from tests.helpers.certificates import write_secret
 from tests.helpers.counting import NUM_ACTIONS, Counting, Shifted, counting_group, next_action
@@ -72,6 +74,29 @@ def test_actions_that_do_not_begin_at_0_are_shifted_on_every_link(tmp_path, link
         it.wait_for_rollouts(10)
     assert check_rollouts(it.rollouts, it.unroll_length)
     assert it.gateways.spec.num_actions == NUM_ACTIONS
+
+
+def first_possible(row):
+    return row["frame"]["action_mask"].long().argmax(-1)
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:0", "unix:{}/server"])
+@pytest.mark.parametrize("place", masked.PLACES)
+def test_a_server_shows_masks_wherever_they_come_from(tmp_path, where, place):
+    """They are different at every step, so that the agent must have the right one."""
+    server = libtorchbeast.Server(
+        lambda: masked.Masked(place=place, end="truncated"), where.format(tmp_path)
+    )
+    with running(server):
+        wait_until(lambda: not server.server_address.endswith(":0"))
+        options = {"agent": first_possible, "looks_at_rows": True}
+        with learner(server_addresses=[server.server_address], **options) as it:
+            it.wait_for_rollouts(10)
+    assert it.gateways.spec.observation["action_mask"] == ArraySpec("bool", (5,))
+    for rows, _, _ in it.rollouts:
+        # None was rebuilt, which an action that is masked leads to: only time limits end episodes.
+        assert (rows["episode_step"][1:, 0][rows["truncated"][1:, 0]] == 4).all()
+    assert len(it.rollouts) >= 10
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:0", "unix:{}/learner"])
@@ -429,7 +454,7 @@ def test_silent_peers_take_no_places_of_environments_that_listen(tmp_path):
         ):
             wait_until(lambda: sum(not call.is_active() for call in calls) >= 3)
             it.wait_for_environments(4)
-            it.wait_for_streams(2)  # a third is turned away
+            it.wait_for_streams(2)  # a third is refused
 
 
 def test_how_a_server_ended_the_call_is_told_though_the_agent_was_thinking(tmp_path, caplog):
@@ -478,15 +503,34 @@ def test_environments_that_no_model_fits_are_sent_away_and_others_may_come():
         assert it.gateways.spec is not None
 
 
-def test_a_refused_row_is_no_reason_to_give_up_for_good():
-    class Spoilt(Counting):
-        def _observe(self, action):
-            return super()._observe(action) * (1e12 if self.count > 5 else 1)
+class Spoilt(Counting):
+    """The second of them sends a number once that no learner takes."""
 
-    with learner(listen=["127.0.0.1:0"]) as it:
-        client = EnvironmentClient([lambda: counting_group(1, Spoilt)], it.address)
-        with pytest.raises(RuntimeError, match="The learner refused what was sent: Observation 0"):
-            client.run()
+    num_made = 0
+
+    def __init__(self):
+        super().__init__()
+        Spoilt.num_made += 1
+        self.is_second = Spoilt.num_made == 2
+
+    def _observe(self, action):
+        is_bad = self.is_second and self.count == 15
+        return super()._observe(action) * np.float32(1e12 if is_bad else 1)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_an_environment_with_a_number_beyond_1e9_is_rebuilt_alone(kind, tmp_path, caplog):
+    """On every link: its neighbours keep their episodes, and the stream goes on."""
+    Spoilt.num_made = 0
+    address = "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/learner"
+    make = functools.partial(counting_group, 2, Spoilt)
+    with learner(listen=[address]) as it, client(it.address, make=make):
+        it.wait_for_environments(3)
+        it.wait_for_rollouts(4)
+        it.wait_for_streams(1)
+    assert Spoilt.num_made == 3
+    assert "must be from -1e+09 to 1e+09, got " in caplog.text
+    assert "refused" not in caplog.text
 
 
 def test_memory_of_a_container_is_less_than_the_machines(tmp_path, monkeypatch):
@@ -520,5 +564,7 @@ def test_who_comes_later_does_not_change_the_action_that_is_known():
         (INT64, discrete(5), "later"),
     ):
         grants = LaneGrants(GatewaysConfig(), Spec(frame, known), None, [])
-        assert not grants.hear(GatewayLanes(bell_fd=-1), {"spec": Spec(frame, later).to_json()})
+        assert not grants.add_request(
+            GatewayLanes(wakeup_fd=-1), {"spec": Spec(frame, later).to_json()}
+        )
         assert grants.spec.action == (known if kept == "known" else later)

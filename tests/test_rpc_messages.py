@@ -40,9 +40,9 @@ from libtorchbeast.rpc.steps import (
     _STEP,
     ActionsReader,
     StepReader,
-    _tag,
     encode_actions,
     encode_step,
+    field_tag,
 )
 from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import INT64, ArraySpec, discrete
@@ -255,7 +255,7 @@ def name_by_sentence(value: bytes | str) -> str:
         (encode_step(make_row(NESTED, 1)), "must be a Hello, got step"),
         (
             hello_with(version=1),
-            "speaks version 2.1 of the protocol, the other version 1.1; update",
+            "speaks version 2.2 of the protocol, the other version 1.2; update",
         ),
         (hello_with(num_envs=0), "num_envs must be from 1 to 65536, got 0"),
         (hello_with(num_envs=70_000), "num_envs must be from 1 to 65536, got 70000"),
@@ -359,7 +359,7 @@ HUGE = np.full(2, -3e38, np.float32).tobytes()
             step_with(observation=[IMAGE + b"x", NUMBER, FLAGS]),
             r"Observation 0 must have 12 bytes \(uint8\[2, 2, 3\]\), got 13",
         ),
-        (step_with(observation=[IMAGE, NAN, FLAGS]), "Observation 1 must be from .* not-a-number"),
+        (step_with(observation=[IMAGE, NAN, FLAGS]), "Observation 1 must be from .*, got nan"),
         (step_with(observation=[IMAGE, HUGE, FLAGS]), r"must be from -1e\+09 to 1e\+09"),
         (step_with(observation=[IMAGE, NUMBER, b"\0\1\2\0"]), "Observation 2 is bool"),
         (step_with(reward=[1.0]), "must have 2 of reward, one for each environment, got 1"),
@@ -377,6 +377,27 @@ def test_a_bad_step_is_refused_with_a_sentence(data, sentence):
     lane, reader = make_reader()
     with pytest.raises(Refused, match=sentence):
         reader.read(data)
+    lane.release()
+
+
+def test_a_category_that_the_learner_does_not_know_is_refused():
+    """Nor may numbers that a user's Embedding has no row for come from outside."""
+    spec = Spec((discrete(3), ArraySpec("int32", (2,), (0, -1), (4, 2), True)), ACTION)
+    lane, reader = make_reader(spec, num_envs=2)
+
+    def step(kind, pair):
+        frame = (np.array(kind, np.int64), np.array(pair, np.int32))
+        return encode_step({**make_row(spec, 2), "frame": frame})
+
+    reader.read(step([0, 2], [[0, -1], [4, 2]]))
+    for kind, pair, sentence in (
+        ([0, 3], [[0, 0], [0, 0]], "Observation 0 must be one of the categories 0 to 2, got 3."),
+        ([0, -1], [[0, 0], [0, 0]], "Observation 0 must be one of the categories 0 to 2, got -1."),
+        ([0, 0], [[0, 0], [0, -2]], "Observation 1 must be one of the categories -1 to 2, got -2."),
+    ):
+        with pytest.raises(Refused) as info:
+            reader.read(step(kind, pair))
+        assert (info.value.code, str(info.value)) == ("INVALID_ARGUMENT", sentence)
     lane.release()
 
 
@@ -475,7 +496,7 @@ def test_many_small_fields_are_refused_before_they_take_memory():
     _, reader = make_reader(LARGE, 1)
     info = bytes([pb.Step.INFO_FIELD_NUMBER << 3 | 2, 0])
     step = info * (1 << 21)
-    for data in (_tag(_STEP, len(step)) + step, (_tag(_STEP, 4) + 2 * info) * (1 << 19)):
+    for data in (field_tag(_STEP, len(step)) + step, (field_tag(_STEP, 4) + 2 * info) * (1 << 19)):
         with pytest.raises(Refused, match="fields here, got more"):
             reader.read(data)
 

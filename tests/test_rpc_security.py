@@ -97,6 +97,12 @@ def test_other_machines_need_tls_and_token(certificates, token, monkeypatch):
     Security(**cert).check_listening(away)
 
 
+def test_a_token_in_a_variable_may_end_its_line(monkeypatch):
+    """As that of a Kubernetes secret does, which was made from a token file."""
+    monkeypatch.setenv("TORCHBEAST_TOKEN", "secret\n")
+    assert Security().read_token() == "secret"
+
+
 def test_half_given_files_are_reported(certificates, tmp_path):
     with pytest.raises(ValueError, match="tls_cert and tls_key belong together"):
         Security(tls_cert=certificates.path("learner.pem")).check_listening("127.0.0.1:1")
@@ -151,7 +157,7 @@ def test_tls_and_token_let_the_right_ones_in(certificates, other_authority, toke
         token_file=token,
     )
     right = Security(tls_ca=certificates.path("ca.pem"), token_file=token)
-    with learner(listen=["127.0.0.1:0"], security=ours) as it:
+    with under_attack(ours, right) as it:
         assert try_to_play(it.address, right) == "played"
         bad = dataclasses.replace(right, token_file=wrong)
         assert "The token must be this end's, got another one" in try_to_play(it.address, bad)
@@ -221,7 +227,7 @@ def test_client_certificates_are_demanded(certificates, other_authority, token):
         tls_key=other_authority.path("worker.key"),
     )
     without = dataclasses.replace(right, tls_cert=None, tls_key=None)
-    with learner(listen=["127.0.0.1:0"], security=ours) as it:
+    with under_attack(ours, right) as it:
         assert try_to_play(it.address, right) == "played"
         assert try_to_play(it.address, stranger) != "played"
         assert try_to_play(it.address, without) != "played"

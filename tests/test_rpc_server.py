@@ -58,6 +58,13 @@ class Limited(gymnasium.Env):
         return np.full(1, self.time, np.float32), 1.0, False, self.time == 2, {}
 
 
+class Offers(Limited):
+    """Has a mask of actions that allows all of them."""
+
+    def action_masks(self):
+        return np.ones(5, bool)
+
+
 def serve(env_class, address):
     libtorchbeast.Server(lambda: env_class(), server_address=address).run()
 
@@ -120,6 +127,13 @@ class Run:
             batch.set_outputs(((action, torch.ones(*action.shape, 5)), (state + 1,)))
 
 
+def test_masks_beside_observations_do_not_reach_learners_for_torchbeast(tmp_path):
+    address = f"unix:{tmp_path}/masked"
+    with serving(Offers, address), Run([address]) as run:
+        ((frame, *_), _), _ = next(run.queue)
+    assert frame.shape == (UNROLL_LENGTH + 1, 1, 1)
+
+
 def test_rollouts_have_the_shape_that_torchbeast_had(tmp_path):
     address = f"unix:{tmp_path}/old"
     with serving(OldStyle, address), Run([address]) as run:
@@ -175,7 +189,9 @@ def test_an_observation_that_is_not_finite_is_an_exception_on_a_lane_too(tmp_pat
     with serving(NotANumber, address), Run([address]) as run:
         wait_until(lambda: run.error is not None)
     assert isinstance(run.error, RuntimeError)
-    assert "The observation must be finite, got nan or inf from environment 0" in str(run.error)
+    assert "The observation must be from -1e+09 to 1e+09, got nan from environment 0" in str(
+        run.error
+    )
 
 
 @pytest.mark.slow

@@ -10,8 +10,9 @@ from gymnasium import spaces
 from torch import nn
 
 import torchbeast
+from examples.tic_tac_toe import TicTacToe
 from libtorchbeast.tree import map_tree
-from tests.helpers import tasks
+from tests.helpers import masked, tasks
 from tests.helpers.saved_run import save_run
 from torchbeast import own_code
 from torchbeast.envs import make_envs
@@ -120,6 +121,70 @@ def test_it_needs_no_environment(tmp_path):
     action = agent.act({"numbers": [0.1, 0.2, 0.3], "place": 2, "action_mask": mask})
     assert action == 8
     assert isinstance(action, int)
+
+
+def play_games(agent, env, seed, act):
+    """Games against the example's other player, which raises at fields that are taken."""
+    for game in range(5):
+        observation, info = env.reset(seed=seed + game)
+        agent.reset()
+        is_over = False
+        while not is_over:
+            observation, _, is_over, _, info = env.step(act(observation, info))
+
+
+@pytest.mark.parametrize("place", ["info", "method", "nothing"])
+def test_a_mask_beside_the_observation_is_an_argument(place, tmp_path):
+    save_run(tmp_path, env="examples.tic_tac_toe:TicTacToe")
+    agent = load(tmp_path, sample_actions=True)
+    mask_of = {
+        "info": lambda observation, info: info["action_mask"],
+        "method": lambda observation, info: [int(field == 0) for field in observation],
+        "nothing": lambda observation, info: None,
+    }[place]
+
+    def act(observation, info):
+        return agent.act(observation, action_mask=mask_of(observation, info))
+
+    if place != "nothing":
+        play_games(agent, TicTacToe(), 1, act)
+        return
+    with pytest.raises(UsageError, match=r"got no action_mask; give action_mask=info\['action_mas"):
+        play_games(agent, TicTacToe(), 1, act)
+
+
+def test_its_environment_shows_the_mask_in_the_observation(tmp_path):
+    save_run(tmp_path, env="examples.tic_tac_toe:TicTacToe")
+    agent = load(tmp_path, env=TicTacToe, sample_actions=True)
+    env = agent.make_env()
+    assert env.observation_space.contains(env.reset(seed=1)[0])
+    play_games(agent, env, 1, lambda observation, info: agent.act(observation))
+
+
+@pytest.mark.parametrize("place", masked.PLACES)
+def test_its_environment_fits_wherever_masks_come_from(place, tmp_path):
+    kwargs = f'{{"place": "{place}"}}'
+    save_run(tmp_path, env="tests.helpers.masked:Masked", env_kwargs=kwargs)
+    agent = load(tmp_path, env="tests.helpers.masked:Masked")
+    env = agent.make_env()
+    for seed in range(5):
+        observation, _ = env.reset(seed=seed)
+        agent.reset()
+        is_over = False
+        while not is_over:
+            observation, _, is_over, _, _ = env.step(agent.act(observation))
+
+
+def test_a_mask_that_cannot_be_used_is_one_sentence(tmp_path):
+    save_run(tmp_path, env="examples.tic_tac_toe:TicTacToe")
+    agent = load(tmp_path)
+    with pytest.raises(UsageError, match=r"action_mask from act\(...\) must have 9 numbers.*got 2"):
+        agent.act(np.zeros(9), action_mask=[1, 1])
+    with pytest.raises(UsageError, match="must allow an action at each choice"):
+        agent.act(np.zeros(9), action_mask=np.zeros(9))
+    save_run(tmp_path, env="CartPole-v1")
+    with pytest.raises(UsageError, match=r"trained without masks .* leave it out"):
+        load(tmp_path).act(np.zeros(4), action_mask=[1, 1])
 
 
 def test_floats_keep_the_bounds_and_the_width_of_the_environment(tmp_path):

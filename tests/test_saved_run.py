@@ -85,11 +85,22 @@ def test_what_the_command_line_changes_is_printed_and_kept(tmp_path, capsys):
     assert history[1]["changes"] == {"learning_rate": [0.0001, 0.003]}
 
 
+def test_a_batch_size_that_was_given_is_kept_by_who_goes_on(tmp_path):
+    train(parse(tmp_path, "--env", "Catch", "--batch_size", "24"))
+    for beast in (monobeast, polybeast):
+        flags = parse(tmp_path, beast=beast)
+        assert (flags.batch_size, flags.target_policy_lag) == (24, None)
+    assert parse(tmp_path, "--target_policy_lag", "20").target_policy_lag == 20
+
+
 def test_settings_that_differ_from_help_are_printed_with_their_source(tmp_path, capsys):
     train(parse(tmp_path, "--env", "Catch", "--seed", "7", "--batch_size", "8"))
     printed = capsys.readouterr().out
     assert "Differs from --help (recipe): total_steps 1000000, unroll_length 64" in printed
-    assert "Differs from --help (command line): seed 7\n" in printed  # 8 is the default there
+    said = (
+        "Differs from --help (command line): seed 7, target_policy_lag None\n"  # 8 is the default
+    )
+    assert said in printed
     saved_run(tmp_path, learning_rate=0.25)
     train(parse(tmp_path))
     assert "Differs from --help (saved run): learning_rate 0.25\n" in capsys.readouterr().out

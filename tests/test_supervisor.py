@@ -22,9 +22,11 @@ from libtorchbeast.output_log import OutputLog
 from libtorchbeast.supervisor import (
     CANNOT_WORK,
     HEALTHY_PROGRESS,
+    HEALTHY_S,
     MAX_FAILURES,
     MAX_GAP_S,
     MAX_LINE,
+    NEVER_WORKED,
     NUM_ACCIDENTS,
     BackOff,
     Child,
@@ -179,6 +181,63 @@ def test_when_all_are_given_up_the_last_warning_is_in_the_error(clock):
     fakes[0].code = 1
     with pytest.raises(NobodyLeft, match=r"(?s)is out of tea.*is left to work with.*exit code 1"):
         fakes.supervisor.poll()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_when_all_keep_failing_the_end_comes_within_half_a_minute(clock, monkeypatch, number):
+    """Pauses take less than half of it, however they fall; the rest is for the starts."""
+    monkeypatch.setattr(supervisor.random, "uniform", lambda low, high: high)
+    fakes = Fakes(number)
+    started_at = clock.now
+
+    def fail_for_ever():
+        while True:
+            for i in range(number):
+                if fakes[i] is not None:
+                    fakes[i].code = 1
+            clock.sleep(0.1)
+            fakes.supervisor.poll()
+
+    with pytest.raises(NobodyLeft):
+        fail_for_ever()
+    assert len(fakes.starts) == number * MAX_FAILURES
+    assert 5 < clock.now - started_at < 15
+
+
+def false_starts(fakes, clock, i, times, code=NEVER_WORKED):
+    for _ in range(times):
+        fakes[i].code = code
+        fakes.supervisor.poll()
+        fakes.poll_after(clock, 20)
+
+
+def test_who_works_in_the_end_keeps_the_others_going(clock):
+    fakes = Fakes(2, max_failures=None, false_start_code=NEVER_WORKED)
+    fakes.supervisor.poll()
+    false_starts(fakes, clock, 0, MAX_FAILURES)
+    fakes.poll_after(clock, HEALTHY_S)
+    false_starts(fakes, clock, 1, 3 * MAX_FAILURES)
+    assert None not in (fakes[0], fakes[1])
+
+
+def test_when_nothing_has_ever_worked_it_is_no_use_to_go_on(clock):
+    fakes = Fakes(2, max_failures=None, false_start_code=NEVER_WORKED)
+    fakes.supervisor.poll()
+    false_starts(fakes, clock, 0, 3 * MAX_FAILURES)  # the other one may be waiting for a learner
+    false_starts(fakes, clock, 1, MAX_FAILURES)
+    fakes[0].log = [(logging.WARNING, "the simulator is out of tea")]
+    with pytest.raises(NobodyLeft, match=r"(?s)out of tea.*No environment has ever worked"):
+        false_starts(fakes, clock, 0, 1)
+
+
+@pytest.mark.parametrize("code", [1, -signal.SIGKILL])
+def test_what_has_worked_once_is_restarted_for_ever(clock, code):
+    fakes = Fakes(2, max_failures=None, false_start_code=NEVER_WORKED)
+    fakes.supervisor.poll()
+    false_starts(fakes, clock, 0, 1, code)
+    for i in (1, 0):
+        false_starts(fakes, clock, i, 3 * MAX_FAILURES)
+    assert None not in (fakes[0], fakes[1])
 
 
 def test_failures_with_work_in_between_are_not_in_a_row(clock):

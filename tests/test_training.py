@@ -125,7 +125,7 @@ def test_a_checkpoint_is_not_forgotten_by_a_run_without(tmp_path):
     flags.rundir.mkdir()
     (flags.rundir / "model.tar").write_text("")
     with pytest.raises(UsageError, match="has a checkpoint, which --disable_checkpoint"):
-        run_training(flags, None, None, StopRequest())
+        run_nothing(flags)
 
 
 def run_nothing(flags):

@@ -5,13 +5,12 @@
     train  (main thread)     starts both, hands out rollout memory, supervises the actors
     test                     plays with a trained agent
 
-T is unroll_length, B batch_size, E envs_per_actor. Rollouts live in shared memory, cut into slots
+T is unroll_length, B a batch size, E envs_per_actor. Rollouts live in shared memory, cut into slots
 of T+1 rows of one environment. The main process alone decides who may write which slot, and sends
 it to the actor over a pipe of its own. So no lock is shared, and an actor that is killed at any
 instant leaves nothing locked: its slots are simply given to another.
 """
 
-import dataclasses
 import functools
 import multiprocessing
 import queue
@@ -37,22 +36,26 @@ from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import Child, Supervisor
 from libtorchbeast.tree import map_tree
-from torchbeast.core.file_writer import new_xpid
 from torchbeast.core.learner import Learner
 from torchbeast.core.losses import Batch
 from torchbeast.envs import look_at, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, as_output, build_distribution, build_model
 from torchbeast.report import log_to_terminal
+from torchbeast.run.batch_size import check_target, grow_batch, report_batch_size
 from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores
+from torchbeast.run.ranked_flags import for_rank
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
+from torchbeast.runtime.attendance import attend_rounds
+from torchbeast.runtime.device import own_device
 from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.runtime.process_group import join_ranks
 from torchbeast.runtime.seeding import seed_everything
 from torchbeast.runtime.shared_tensors import (
     SharedTensors,
@@ -86,10 +89,22 @@ class Flags(TrainingFlags):
     """An actor that takes no step for so long is killed and restarted."""
 
     @property
+    def num_envs(self) -> int:
+        return self.num_actors * self.envs_per_actor
+
+    @property
+    def effective_batch_size(self) -> int:
+        """batch_size, or what --target_policy_lag needs; docs/architecture.md has the proof."""
+        ahead = (ROLLOUTS_AHEAD + 1) * self.num_envs - self.envs_per_actor - 1
+        room = (self.num_buffers or 0) - ROLLOUTS_AHEAD * self.num_envs
+        return grow_batch(self, self.num_envs, ahead, room)
+
+    @property
     def num_slots(self) -> int:
         """Rollouts that fit the shared memory: never too few to keep everybody busy."""
-        num_envs = self.num_actors * self.envs_per_actor
-        return max(ROLLOUTS_AHEAD * num_envs + self.batch_size, self.num_buffers or 0)
+        return max(
+            ROLLOUTS_AHEAD * self.num_envs + self.effective_batch_size, self.num_buffers or 0
+        )
 
     @property
     def num_in_flight(self) -> int:
@@ -97,8 +112,7 @@ class Flags(TrainingFlags):
         are to wait for the learner."""
         if not self.hold_actors:
             return self.num_slots
-        num_envs = self.num_actors * self.envs_per_actor
-        return max(num_envs, self.batch_size + self.envs_per_actor - 1)
+        return max(self.num_envs, self.effective_batch_size + self.envs_per_actor - 1)
 
     def share_out(self, num_envs: int) -> dict[str, Any]:
         if self.is_given("num_actors"):
@@ -107,13 +121,13 @@ class Flags(TrainingFlags):
 
     @property
     def learner_device(self) -> torch.device:
-        use_cuda = torch.cuda.is_available() and not self.disable_cuda
-        return torch.device("cuda" if use_cuda else "cpu")
+        return own_device(use_cuda=not self.disable_cuda)
 
     def validate(self) -> None:
         super().validate()
         names = ("num_actors", "envs_per_actor", "num_learner_threads", "actor_timeout_s")
         self.require_positive(*names)
+        check_target(self)
         if self.num_buffers is not None and self.num_buffers <= self.num_actors:
             raise UsageError(
                 f"num_buffers must exceed num_actors, got {self.num_buffers} <= {self.num_actors}; "
@@ -397,14 +411,16 @@ def learn(flags: Flags, learner: Learner, shared: Shared, actors: Actors, batche
     """Turn filled slots into updates. One thread copies a batch while another learns."""
     set_cpu_threads(flags.learner_cpu_threads)
     torch.set_flush_denormal(True)
-    while (filled := batches.get()) is not None:
-        batch, state = shared.rollouts.collect(filled, learner.device)
-        if not flags.hold_actors:
-            actors.release(filled)
-        if not learner.update(batch, state, shared.weights.publish):
-            return
-        if flags.hold_actors:
-            actors.release(filled)
+    with attend_rounds(learner, shared.weights.publish):
+        while (filled := batches.get()) is not None:
+            batch, state = shared.rollouts.collect(filled, learner.device)
+            if not flags.hold_actors:
+                actors.release(filled)
+            if not learner.update(batch, state, shared.weights.publish):
+                return
+            learner.stats.observe({"batch_size": len(filled)})
+            if flags.hold_actors:
+                actors.release(filled)
 
 
 # ---------------------------------------------------------------------------------- train and test
@@ -412,12 +428,12 @@ def learn(flags: Flags, learner: Learner, shared: Shared, actors: Actors, batche
 
 def train(flags: Flags, stop: StopRequest | None = None) -> int:
     """Train until `total_steps`, or until a signal asks to stop. Returns the exit code."""
-    flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
-    seed_everything(flags.seed)
-    with stop or StopRequest() as stop:
+    with stop or StopRequest() as stop, join_ranks(stop, flags.learner_device) as ranks:
+        flags = for_rank(flags, ranks)
+        seed_everything(flags.seed)
         spec = look_at(flags.env_options, flags.envs_per_actor)
-        learner = build_learner(flags, spec, flags.learner_device)
+        learner = build_learner(flags, spec, flags.learner_device, ranks)
         shared = Shared(
             Rollouts(flags, spec, learner.model),
             SharedWeights(learner.model),
@@ -436,15 +452,16 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
     learner.name_source = actors.name_source
     batches: Batches = queue.SimpleQueue()
     run_learner = functools.partial(learn, flags, learner, shared, actors, batches)
+    report_batch_size(flags, flags.effective_batch_size, flags.num_envs)
     threads = Threads("learner", flags.num_learner_threads, run_learner, learner.finished)
     filled: list[Filled] = []  # in the order in which they were filled
     try:
         while not learner.finished.is_set() and not run.stop_requested:
             filled += actors.poll()
             learner.stats.add_info(flags.choose_info(actors.take_info()))
-            while len(filled) >= flags.batch_size:
-                batches.put(filled[: flags.batch_size])
-                del filled[: flags.batch_size]
+            while len(filled) >= flags.effective_batch_size:
+                batches.put(filled[: flags.effective_batch_size])
+                del filled[: flags.effective_batch_size]
             run.tick(actors.late)
     finally:
         learner.finished.set()

@@ -6,6 +6,7 @@ from typing import Any
 
 from libtorchbeast import output_log
 from torchbeast import polybeast_learner
+from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.report import log_to_terminal
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.env_sources import BothEnvironments, LocalEnvironments, Source
@@ -48,7 +49,7 @@ class Flags(polybeast_learner.Flags):
         self.require_positive("num_servers", "num_groups", "envs_per_actor")
 
 
-def open_source(flags: Flags, stop: StopRequest) -> Source:
+def open_source(flags: Flags, stop: StopRequest, ranks: Ranks = ALONE) -> Source:
     """Workers, and also the connections that the flags ask for."""
     local = LocalEnvironments(
         flags.env_options,
@@ -60,7 +61,7 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
     )
     if not flags.listen_at and not flags.dial:
         return local
-    return BothEnvironments([local, polybeast_learner.open_source(flags, stop)])
+    return BothEnvironments([local, polybeast_learner.open_source(flags, stop, ranks)])
 
 
 def train(flags: Flags, stop: StopRequest | None = None) -> int:

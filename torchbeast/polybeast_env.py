@@ -5,7 +5,8 @@
     python -m torchbeast.polybeast_env --env Catch --connect learner:4242
         the learner listens, and the environments dial in
 
-Each server is a process (libtorchbeast/env_host.py), supervised until Ctrl-C or SIGTERM.
+Each server is a process (libtorchbeast/env_host.py), supervised until Ctrl-C or SIGTERM. It waits
+for learners for ever; only if no environments have ever worked does the program end.
 """
 
 import dataclasses
@@ -13,7 +14,9 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import tyro
 
@@ -23,15 +26,30 @@ from libtorchbeast.helper_process import Helper
 from libtorchbeast.rpc.address import server_address
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
-from libtorchbeast.supervisor import CANNOT_WORK, Child, Supervisor
-from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at
+from libtorchbeast.supervisor import CANNOT_WORK, NEVER_WORKED, Child, NobodyLeft, Supervisor
+from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at_game
+from torchbeast.envs.parallel import check_agents
 from torchbeast.errors import UsageError
 from torchbeast.run.signals import StopRequest
 
 logger = logging.getLogger("torchbeast")
 
+ENVS_PER_SERVER = 16
 POLL_S = 0.2
 STOP_S = 5.0
+
+
+class ClientFlags(Protocol):
+    """Of a program whose environments play with a learner elsewhere."""
+
+    def validate(self) -> None:
+        """Raise UsageError with one sentence if the flags cannot work."""
+
+    def fit_games(self) -> Any:
+        """The same flags, with places for all agents of a game."""
+
+
+FlagsT = TypeVar("FlagsT", bound=ClientFlags)
 
 
 @dataclass(frozen=True)
@@ -44,17 +62,23 @@ class Flags(EnvOptions, Security):
     """Dial a learner that listens at this address, instead of listening."""
     num_servers: int = 4
     """Processes."""
-    envs_per_server: int = 16
-    """Environments of a process, in two groups: one steps while the agent looks at the other."""
+    envs_per_server: int | None = None
+    """Environments of a process, in two groups: one steps while the agent looks at the other. None:
+    16, or as many as two games have agents."""
     env_timeout_s: float = 120.0
     """A process whose environments take longer for one step is killed and restarted."""
     seed: int | None = None
     """Of the environments. None: another one at each start, and so on each machine."""
 
     @property
+    def num_envs(self) -> int:
+        """Of each server."""
+        return ENVS_PER_SERVER if self.envs_per_server is None else self.envs_per_server
+
+    @property
     def num_groups(self) -> int:
         """Of each server: two, or one if its environments have no halves."""
-        return 2 if self.envs_per_server % 2 == 0 else 1
+        return 2 if self.num_envs % 2 == 0 else 1
 
     def address(self, number: int) -> str:
         """Where server `number` listens, or dials."""
@@ -65,8 +89,9 @@ class Flags(EnvOptions, Security):
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
         for name in ("num_servers", "envs_per_server", "env_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be more than 0, got {value}.")
         check_env(self.env_options)
         try:
             for number in range(self.num_servers):
@@ -75,8 +100,17 @@ class Flags(EnvOptions, Security):
                 check(address)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        # Better one sentence here than ten there.
-        look_at(self.env_options, self.envs_per_server // self.num_groups)
+
+    def fit_games(self) -> "Flags":
+        """With places for all agents of a game; UsageError if too few are asked for."""
+        _, num_agents = look_at_game(self.env_options)  # better one sentence here than ten there
+        flags = self
+        if self.envs_per_server is None and num_agents > self.num_envs // self.num_groups:
+            flags = dataclasses.replace(self, envs_per_server=2 * num_agents)
+            logger.info("A game has %d agents: a server has %d environments, two games.",
+                        num_agents, flags.num_envs)  # fmt: skip
+        check_agents(num_agents, flags.num_envs // flags.num_groups)
+        return flags
 
 
 def server(flags: Flags, number: int, seed: int) -> Child:
@@ -87,11 +121,12 @@ def server(flags: Flags, number: int, seed: int) -> Child:
             name=f"{flags.env} {number}",
             factory=GROUP_FACTORY,
             factory_options=dataclasses.asdict(flags.env_options),
-            num_envs=flags.envs_per_server // flags.num_groups,
+            num_envs=flags.num_envs // flags.num_groups,
             num_groups=flags.num_groups,
             seed=derive_seed(seed, number, num_starts),
             address=flags.address(number),
             dial=flags.connect is not None,
+            is_first_start=num_starts == 0,
             security=Security.of(flags).to_json(),
         )
         return Helper("libtorchbeast.env_host", config.to_json(), needs_token=True)
@@ -99,15 +134,37 @@ def server(flags: Flags, number: int, seed: int) -> Child:
     return Child(f"Server {number}", start)
 
 
-def run(flags: Flags) -> int:
-    """Until asked to stop. Returns the exit code."""
-    seed = random.SystemRandom().randrange(2**31) if flags.seed is None else flags.seed
+def run(flags: Flags, goes_on: Callable[[Supervisor], bool] = lambda servers: True) -> int:
+    """Until asked to stop, or `goes_on`, called a few times a second, says no.
+
+    Returns the exit code.
+    """
+    seed = new_seed() if flags.seed is None else flags.seed
+    servers = [server(flags, number, seed) for number in range(flags.num_servers)]
+    where = f"dialing {flags.connect}" if flags.connect else f"listening at {flags.address(0)} ..."
+    about = f"{flags.num_servers} servers of {flags.num_envs} environments, {where}"
+    return keep_alive(servers, flags.env_timeout_s, about, goes_on)
+
+
+def new_seed() -> int:
+    """Another one at each start, and so on each machine."""
+    return random.SystemRandom().randrange(2**31)
+
+
+def keep_alive(
+    children: list[Child],
+    env_timeout_s: float,
+    about: str,
+    goes_on: Callable[[Supervisor], bool] = lambda servers: True,
+) -> int:
+    """Supervise helper processes until asked to stop, or `goes_on` says no; the exit code."""
     servers = Supervisor(
-        [server(flags, number, seed) for number in range(flags.num_servers)],
-        flags.env_timeout_s,
+        children,
+        env_timeout_s,
         timeout_flag="--env_timeout_s",
         max_failures=None,
         final_code=CANNOT_WORK,
+        false_start_code=NEVER_WORKED,
     )
 
     def terminate() -> None:
@@ -116,30 +173,38 @@ def run(flags: Flags) -> int:
             process.terminate()
 
     with StopRequest() as stop:
-        where = (
-            f"dialing {flags.connect}" if flags.connect else f"listening at {flags.address(0)} ..."
-        )
-        logger.info("%d servers of %d environments, %s", flags.num_servers,
-                    flags.envs_per_server, where)  # fmt: skip
+        logger.info("%s", about)
         try:
             while stop.signal is None and not servers.cannot_work:
                 servers.poll()
+                if not goes_on(servers):
+                    break
                 time.sleep(POLL_S)
         finally:
             servers.close(terminate, STOP_S)
         return 2 if servers.cannot_work else stop.exit_code
 
 
-def main(args: list[str] | None = None) -> int:
-    logging.basicConfig(level=logging.INFO, format="[polybeast_env] %(message)s")
+def run_program(
+    name: str, flags_class: type[FlagsT], run: Callable[[FlagsT], int], args: list[str] | None
+) -> int:
+    """From a command line to an exit code; a user's mistake is one sentence and exit code 2."""
+    logging.basicConfig(level=logging.INFO, format=f"[{name}] %(message)s")
     secret.take()
     try:
-        flags = tyro.cli(Flags, args=args)
+        flags = tyro.cli(flags_class, args=args)
         flags.validate()
-        return run(flags)
+        return run(flags.fit_games())
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except NobodyLeft as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def main(args: list[str] | None = None) -> int:
+    return run_program("polybeast_env", Flags, run, args)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ runs it together with environments of its own. T is unroll_length, B a batch siz
 
 import dataclasses
 import logging
-import math
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -30,7 +29,6 @@ from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
-from torchbeast.core.file_writer import new_xpid
 from torchbeast.core.learner import Learner, NothingFinite
 from torchbeast.core.losses import (
     Batch,
@@ -38,6 +36,7 @@ from torchbeast.core.losses import (
     compute_entropy_loss,
     compute_policy_gradient_loss,
 )
+from torchbeast.core.ranks import ALONE, Place, Ranks
 from torchbeast.core.settings import Settings, settings_of
 from torchbeast.core.stats import RunningStats
 from torchbeast.envs import REMOTE
@@ -45,18 +44,25 @@ from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
 from torchbeast.models.net import Net
 from torchbeast.report import log_to_terminal
+from torchbeast.run.addresses import own_address
+from torchbeast.run.batch_size import BatchSize, check_target
 from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.connections import Connections
 from torchbeast.run.env_sources import RemoteEnvironments, Source
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores, with_recipe
-from torchbeast.run.model_size import check_fits
+from torchbeast.run.model_offer import ModelOffers
+from torchbeast.run.model_size import check_fits, most_rollouts
+from torchbeast.run.ranked_flags import for_rank
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.run.utilization import Stages
 from torchbeast.runtime.actor_model import ActorModel, num_copies
+from torchbeast.runtime.attendance import attend_rounds
+from torchbeast.runtime.device import own_device
 from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.runtime.process_group import join_ranks
 from torchbeast.runtime.seeding import seed_everything
 from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
 from torchbeast.runtime.trace import Trace
@@ -74,7 +80,6 @@ __all__ = [
 
 logger = logging.getLogger("torchbeast")
 
-MANY_UPDATES = 32  # more between acting and learning than V-trace makes up for well
 POLL_S = 0.1  # how soon the main thread sees a signal, a dead worker, the end
 GOOD_INFERENCE_BATCH = 16  # rows worth waiting a little for: below, weights move, not frames
 INFERENCE_PATIENCE_MS = 5
@@ -115,8 +120,8 @@ class Flags(TrainingFlags, Security):
     num_learner_threads: int = 2 if torch.cuda.is_available() else 1
     """Threads that fetch batches and learn in turn; more than one pays if batches go to a GPU."""
     max_learner_queue_size: int | None = None
-    """Rollouts that wait for the learner before actors are held back; None: one batch, or none with
-    --hold_actors."""
+    """Rollouts that wait for the learner before actors are held back, and at least a batch of them;
+    None: one batch, or none with --hold_actors."""
     learner_device: str = "auto"
     """Where to learn: auto, cpu, cuda, cuda:1 ..."""
     actor_device: str = "auto"
@@ -134,13 +139,19 @@ class Flags(TrainingFlags, Security):
 
     @property
     def listen_at(self) -> list[str]:
-        return [address.strip() for address in self.listen.split(",") if address.strip()]
+        """Of several learners on a machine, each has a port or a path of its own."""
+        given = [address.strip() for address in self.listen.split(",") if address.strip()]
+        return [own_address(address, Place.find()) for address in given]
 
     @property
     def dial(self) -> list[str]:
-        """The environment servers to dial."""
+        """The environment servers to dial; of several learners, each has another part of them."""
         given = [address.strip() for address in self.server_addresses.split(",")]
-        return [address for address in given if address] or self.default_servers
+        addresses = [address for address in given if address] or self.default_servers
+        place, is_path = Place.find(), "unix:"
+        here = [address for address in addresses if address.startswith(is_path)]
+        elsewhere = [address for address in addresses if not address.startswith(is_path)]
+        return place.share_of(here, on_this_machine=True) + place.share_of(elsewhere)
 
     @property
     def limits(self) -> Limits:
@@ -149,6 +160,7 @@ class Flags(TrainingFlags, Security):
             max_client_envs=self.max_client_envs,
             connections_per_s=self.connections_per_s,
             step_s=self.env_timeout_s,
+            rollout_s=max(Limits().rollout_s, self.env_timeout_s * self.unroll_length),
         )
 
     @property
@@ -181,7 +193,7 @@ class Flags(TrainingFlags, Security):
     def find_device(self, name: str) -> torch.device:
         """The device behind one of the flags above."""
         if name == "auto":
-            name = "cuda" if torch.cuda.is_available() and not self.disable_cuda else "cpu"
+            return own_device(use_cuda=not self.disable_cuda)
         return torch.device(name)
 
     def validate(self) -> None:
@@ -209,6 +221,7 @@ class Flags(TrainingFlags, Security):
                     f"--{name} is {device}, but PyTorch sees {torch.cuda.device_count()} GPUs; "
                     "use another, or cpu."
                 )
+        check_target(self)
         if 0 != self.queue_size < self.batch_size:
             raise UsageError(
                 f"max_learner_queue_size must be 0 or at least batch_size, got {self.queue_size} < "
@@ -318,12 +331,13 @@ def learn(
             plogger.log(stats)
 
     clock = BusyClock("learner", figures)
-    with own_stream(learner.device):
+    with own_stream(learner.device), attend_rounds(learner, publish):
         for rollouts in clock.watch(learner_queue):  # one thread fetches while another learns
             (rows, outputs), agent_state = to_device(rollouts, learner.device)
-            if not learner.update(as_batch(rows, outputs), agent_state, publish):
+            batch = as_batch(rows, outputs)
+            if not learner.update(batch, agent_state, publish):
                 return
-            clock.note()
+            clock.note(batch_size=batch["done"].shape[1])
 
 
 def as_batch(rows: Any, outputs: Any) -> Batch:
@@ -362,7 +376,7 @@ def synchronize(*devices: torch.device) -> None:
 # ---------------------------------------------------------------------------------- train and test
 
 
-def open_source(flags: Flags, stop: StopRequest) -> Source:
+def open_source(flags: Flags, stop: StopRequest, ranks: Ranks = ALONE) -> Source:
     """The connections that the flags ask for."""
 
     def try_model(spec: Spec) -> None:
@@ -376,26 +390,26 @@ def open_source(flags: Flags, stop: StopRequest) -> Source:
         )
 
     source = RemoteEnvironments(flags.env_options, flags.gateways_config, try_model)
-    source.open(stop)
+    source.open(stop, ranks)
     return source
 
 
 def train(
     flags: Flags,
     stop: StopRequest | None = None,
-    make_source: Callable[[Any, StopRequest], Source] = open_source,
+    make_source: Callable[[Any, StopRequest, Ranks], Source] = open_source,
 ) -> int:
     """Train until `total_steps`, or until a signal asks to stop. Returns the exit code."""
-    flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     keep_freed_memory()
-    seed_everything(flags.seed)
-    with stop or StopRequest() as stop:
-        source = make_source(flags, stop)
+    device = flags.find_device(flags.learner_device)
+    with stop or StopRequest() as stop, join_ranks(stop, device) as ranks:
+        flags = for_rank(flags, ranks)
+        seed_everything(flags.seed)
+        source = make_source(flags, stop, ranks)
         try:
             if flags.env == REMOTE:
                 flags = with_recipe(flags, source.spec)
-            device = flags.find_device(flags.learner_device)
-            learner = build_learner(flags, source.spec, device)
+            learner = build_learner(flags, source.spec, device, ranks)
             return run_training(
                 flags,
                 learner,
@@ -407,42 +421,18 @@ def train(
             source.close()
 
 
-class LagNotice:
-    """Says when there are so many environments that their rollouts are old, again if they double.
+def survive_client_errors(run_learn: Callable[[], None], had_clients: Callable[[], bool]) -> None:
+    """Learn until that ends by itself: nothing that a client sends can end a run.
 
-    Between two rollouts of an environment there is an update for each `batch_size` others.
+    Also if it has left since: what it sent is learnt from later.
     """
-
-    def __init__(self, flags: Flags) -> None:
-        self._batch_size = flags.batch_size
-        self._most = flags.batch_size * (1 if flags.hold_actors else MANY_UPDATES)
-
-    def look(self, source: Source) -> None:
-        num_envs = source.num_envs + num_connected(source)
-        if num_envs <= self._most:
-            return
-        self._most = 2 * num_envs
-        logger.warning(
-            "With %d environments and batches of %d, rollouts are about %d updates old when they "
-            "are learnt from; a larger --batch_size or fewer environments learn better.",
-            num_envs, self._batch_size, math.ceil(num_envs / self._batch_size),
-        )  # fmt: skip
-
-
-def num_connected(source: Source) -> int:
-    """Environments of clients, at this moment."""
-    return sum(figures.environments for figures in source.clients())
-
-
-def outlast_clients(run_learn: Callable[[], None], has_clients: Callable[[], bool]) -> None:
-    """Learn until that ends by itself: nothing that a client sends can end a run."""
     repeats = RepeatFilter()
     while True:
         try:
             run_learn()
             return
         except NothingFinite as error:
-            if not has_clients():
+            if not had_clients():
                 raise
             shown = repeats.take(str(error), key="nothing finite")
             if shown is not None:
@@ -451,11 +441,13 @@ def outlast_clients(run_learn: Callable[[], None], has_clients: Callable[[], boo
 
 def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> None:
     """The main thread's loop. At its end no actor and no thread is left."""
+    rollout_bytes = (flags.unroll_length + 1) * source.spec.row_bytes
+    sizes = BatchSize(flags, source.num_envs, most_rollouts(rollout_bytes))
     learner_queue = libtorchbeast.BatchingQueue(
         batch_dim=1,
-        minimum_batch_size=flags.batch_size,
-        maximum_batch_size=flags.batch_size,
-        maximum_queue_size=flags.queue_size,
+        minimum_batch_size=sizes.batch_size,
+        maximum_batch_size=sizes.batch_size,
+        maximum_queue_size=sizes.queue_size,
     )
     inference_batcher = libtorchbeast.DynamicBatcher(
         batch_dim=1,
@@ -475,6 +467,9 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
     connections = Connections(
         learner_queue, flags.rundir, lambda: learner.version, pool.client_of, source.clients
     )
+    learner.rounds.had_clients = lambda: connections.had_clients
+    offers = ModelOffers(flags, learner, source.spec, sizes.queue_size)
+    pool.offer_model = offers.make
     actor_device = flags.find_device(flags.actor_device)
     actor_model = ActorModel(
         learner.model,
@@ -482,6 +477,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         learner.version,
         flags.compile,
         num_users=flags.num_inference_threads,
+        on_publish=offers.publish,
     )
     synchronize(learner.device, actor_device)
     finished = learner.finished
@@ -501,7 +497,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
     def run_learner() -> None:
         set_cpu_threads(flags.learner_cpu_threads)
         torch.set_flush_denormal(True)  # means of squares of weights that are never used
-        outlast_clients(run_learn, has_clients=lambda: num_connected(source) > 0)
+        survive_client_errors(run_learn, had_clients=lambda: learner.rounds.any_clients)
 
     def run_inference() -> None:
         set_cpu_threads(1)
@@ -512,7 +508,6 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         Threads("learner", flags.num_learner_threads, run_learner, finished),
         Threads("actor-pool", 1, pool.run, finished),
     ]
-    lag_notice = LagNotice(flags)
     stages = Stages(learner.stats, pool, learner_queue, inference_batcher)
     trace = Trace(flags.rundir / "trace.json") if flags.write_profiler_trace else None
     first_version = learner.version
@@ -521,9 +516,9 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         source.start(pool, derive_seed(flags.seed, learner.version))
         while not finished.is_set() and not run.stop_requested:
             source.poll()
-            stages.look()
-            connections.look()
-            lag_notice.look(source)
+            stages.poll()
+            connections.poll()
+            sizes.poll(learner_queue)
             learner.stats.add_info(flags.choose_info(pool.take_info()))
             if trace is not None and learner.version > first_version:
                 trace.record()

@@ -3,21 +3,17 @@
 Run by `benchmarks/scoreboard.py`, in a virtual environment of its own.
 """
 
-import argparse
-import csv
-import time
 from typing import Any
 
-import ale_py
-import gymnasium
 import torch
+from curves import Curve
+from environments import is_atari, is_minatar, make_env, parse_arguments
+from nets import SmallConv
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
-
-gymnasium.register_envs(ale_py)
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 RMSPROP = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
 # As rl-baselines3-zoo has them: environments, steps in all (to which rates are annealed), the rest.
@@ -126,54 +122,65 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
-class Curve(BaseCallback):
-    """Time, steps and the mean return of the last 100 episodes, every second."""
+class Observer(BaseCallback):
+    """Its `Monitor` stands before the wrappers that clip rewards and end games with a life."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, curve: Curve) -> None:
         super().__init__()
-        self._path = path
-        self._write("w", "time", "steps", "mean_return")
-        self._next = 0.0
-
-    def _write(self, mode: str, *row: Any) -> None:
-        with open(self._path, mode, newline="") as file:
-            csv.writer(file).writerow(row)
+        self._curve = curve
 
     def _on_step(self) -> bool:
-        now = time.time()
-        episodes = self.model.ep_info_buffer
-        if now >= self._next and episodes:
-            mean = sum(episode["r"] for episode in episodes) / len(episodes)
-            self._write("a", now, self.num_timesteps, mean)
-            self._next = now + 1.0
+        for info in self.locals["infos"]:
+            if "episode" in info:
+                self._curve.add_return(info["episode"]["r"])
+        self._curve.add_row(self.num_timesteps)
         return True
 
 
+class MinAtarFeatures(SmallConv):
+    """As Stable-Baselines3 takes them."""
+
+    features_dim = SmallConv.num_features
+
+    def __init__(self, observation_space: Any) -> None:
+        super().__init__(observation_space.shape)
+
+
+def make_vector(name: str, num_envs: int, seed: int) -> VecEnv:
+    if is_atari(name):
+        envs = make_atari_env(
+            lambda **kwargs: make_env(name, **kwargs), num_envs, seed, vec_env_cls=SubprocVecEnv
+        )
+        return VecFrameStack(envs, 4)
+    return make_vec_env(lambda **kwargs: make_env(name, **kwargs), num_envs, seed)
+
+
+def find_settings(algo: str, name: str) -> dict[str, Any]:
+    """Of the zoo; it has none for MinAtar, which gets those of Atari with a smaller net."""
+    kind = "atari" if is_atari(name) or is_minatar(name) else name
+    settings = dict(SETTINGS[algo, kind])
+    if is_minatar(name):
+        net = {"features_extractor_class": MinAtarFeatures, "net_arch": []}
+        settings["policy_kwargs"] = {**settings.get("policy_kwargs", {}), **net}
+    return settings
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name in ("env", "algo", "out"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    args = parser.parse_args()
-    is_atari = "NoFrameskip" in args.env
-    settings = dict(SETTINGS[args.algo, "atari" if is_atari else args.env])
+    args = parse_arguments("algo")
+    settings = find_settings(args.algo, args.env)
     n_envs, total = settings.pop("n_envs"), settings.pop("total")
     normalize = settings.pop("normalize", False)
     if settings.pop("anneal", False):
         for name in ("learning_rate", "clip_range"):
             if name in settings:
                 settings[name] = lambda left, first=settings[name]: left * first
-    if is_atari:
-        envs = make_atari_env(args.env, n_envs, args.seed, vec_env_cls=SubprocVecEnv)
-        envs = VecFrameStack(envs, 4)
-    else:
-        envs = make_vec_env(args.env, n_envs, args.seed)
+    envs = make_vector(args.env, n_envs, args.seed)
     if normalize:
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
-    policy = "CnnPolicy" if is_atari else "MlpPolicy"
+    policy = "CnnPolicy" if is_atari(args.env) else "MlpPolicy"
     kind = {"ppo": PPO, "a2c": A2C}[args.algo]
     model = kind(policy, envs, seed=args.seed, device="cpu", **settings)
-    model.learn(total, callback=Curve(args.out))
+    model.learn(total, callback=Observer(Curve(args.out)))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 // on the way in and on the way out.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -129,6 +130,18 @@ void bind_batching_queue(nb::module_& m) {
           },
           "Wait for the next batch, a nest of tensors.")
       .def("size", &BatchingQueue::size, "Rows that wait.")
+      .def(
+          "resize",
+          [](BatchingQueue& self, std::int64_t minimum_batch_size, std::int64_t maximum_batch_size,
+             std::optional<std::int64_t> maximum_queue_size) {
+            without_gil(
+                [&] { self.resize(minimum_batch_size, maximum_batch_size, maximum_queue_size); });
+          },
+          "minimum_batch_size"_a, "maximum_batch_size"_a, "maximum_queue_size"_a.none(),
+          "Change the sizes while the queue is in use, from any thread. A queue of size 0 stays\n"
+          "one, and no other becomes one.")
+      .def("members", &BatchingQueue::members,
+           "An ActorPool's groups of environments that are playing: (client, environments) each.")
       .def(
           "close", [](BatchingQueue& self) { without_gil([&] { self.close(); }); },
           "Drop what waits and end all calls that wait.")
@@ -275,18 +288,23 @@ void bind_actor_pool(nb::module_& m) {
       .def(
           "add_lane",
           [](PythonActorPool& self, const Turn& turn, nb::handle row, nb::handle action,
-             std::optional<int> bell_fd, std::int64_t client) {
+             std::optional<int> wakeup_fd, std::int64_t client, bool has_rollouts) {
             Lane lane{turn, nest_from_python(row), nest_from_python(action)};
-            if (bell_fd) lane.bell = Bell(*bell_fd);
+            if (wakeup_fd) lane.wakeup = Wakeup(*wakeup_fd);
             lane.client = client;
+            lane.has_rollouts = has_rollouts;
             without_gil([&] { self.add_lane(std::move(lane)); });
           },
-          "turn"_a, "row"_a, "action"_a, "bell_fd"_a = nb::none(), "client"_a = 0,
+          "turn"_a, "row"_a, "action"_a, "wakeup_fd"_a = nb::none(), "client"_a = 0,
+          "has_rollouts"_a = false,
           "Start an actor for a lane of arrays [1, K, ...]. The row is a dict, or a tuple for "
           "code\n"
-          "written for TorchBeast; agent and learner get the same. The bell is rung when the turn\n"
+          "written for TorchBeast; agent and learner get the same. The wakeup is written to when "
+          "the turn\n"
           "goes to the environments; the descriptor is copied. Clients have equal shares of agent\n"
-          "and learner.")
+          "and learner. With has_rollouts the row is ((rows, outputs), agent_state), whole "
+          "rollouts\n"
+          "for the learner, and the action is empty.")
       .def(
           "run",
           [](PythonActorPool& self) {

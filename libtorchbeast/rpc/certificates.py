@@ -23,7 +23,7 @@ def stamp_of(paths: Sequence[Path]) -> Stamp:
     return tuple((stat.st_ino, stat.st_ctime_ns, stat.st_size) for stat in stats)
 
 
-class Changing:
+class ReloadedFiles:
     """What some files say, read anew when they change; while they cannot be read, as it was."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Any]) -> None:
@@ -57,7 +57,7 @@ def server_credentials(paths: Sequence[Path], read: Callable[[], Any], client_ce
         key, certificate, authority = files.value
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
-    files = Changing(paths, read)
+    files = ReloadedFiles(paths, read)
     return grpc.dynamic_ssl_server_credentials(
         configuration(), lambda: configuration() if files.update() else None, client_certs
     )
@@ -116,7 +116,7 @@ class RevokedNames:
     """Names in certificates that are refused; the file may change at any time."""
 
     def __init__(self, path: Path | None) -> None:
-        self._file = Changing([path], lambda: _names_in(path)) if path is not None else None
+        self._file = ReloadedFiles([path], lambda: _names_in(path)) if path is not None else None
 
     def check(self, name: str) -> None:
         """`Refused` if it is one of them."""

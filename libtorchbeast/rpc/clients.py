@@ -38,10 +38,12 @@ class ClientFigures:
     """Streams that were refused, or ended for what they sent."""
     lost: int = 0
     """Streams that the other end left, or that broke: gRPC does not always say which."""
+    unsent: int = 0
+    """Rollouts that its actors did not send, as the weights they had acted with were too old."""
 
     def merged(self, other: "ClientFigures") -> "ClientFigures":
         """With those of the same client at another gateway."""
-        names = ("streams", "environments", "refused", "lost")
+        names = ("streams", "environments", "refused", "lost", "unsent")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return dataclasses.replace(self, since=min(self.since, other.since), **sums)
 
@@ -97,6 +99,10 @@ class Clients:
             figures.streams -= 1
             figures.environments -= hello.num_envs
             self._changed.add(figures.key)
+
+    def count_unsent(self, stream: "Watched", number: int) -> None:
+        """Rollouts of which an actor says that it kept them."""
+        self._figures(client_of(stream), stream).unsent += number
 
     def count_refusal(self, stream: "Watched", error: Refused) -> None:
         """Of what it is or sent; not because the learner ends, or it was silent."""

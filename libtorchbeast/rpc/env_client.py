@@ -60,6 +60,10 @@ class NotReady(Exception):
     """This end's own token or certificates cannot be used now; they may be being replaced."""
 
 
+class Unfit(BadAnswer):
+    """This end can do nothing with what the learner works with."""
+
+
 class LearnerFinished(LearnerGone):
     """Training is finished: this learner takes no more steps."""
 
@@ -94,6 +98,9 @@ class EnvironmentClient:
         self._stop: Callable[[], object] = lambda: None
         self._repeats = RepeatFilter()
 
+    def _redial(self) -> "Redial":
+        return Redial(self._address, "these environments", self._repeats)
+
     def run(self) -> None:
         """Play until `stop()`. Raises whatever the environments raise, after telling the learner.
 
@@ -121,25 +128,6 @@ class EnvironmentClient:
         token = token_now(self._security)
         return Hello(self._name, group.num_envs, group.spec, token)
 
-    def _log(self, text: str, level: int = logging.INFO) -> None:
-        shown = self._repeats.take(text)
-        if shown is not None:
-            logger.log(level, "%s", shown)
-
-    def _pause_after(self, error: Exception, back_off: BackOff, refusals: BackOff) -> float:
-        """Log why there is no link, and say how long to wait before the next call."""
-        why = str(error).rstrip(".")
-        if isinstance(error, LearnerGone):
-            self._log(f"No learner at {self._address}: {why}. Dialing again.")
-            return pause_of(error, back_off)
-        what = f"The learner at {self._address} refused these environments"
-        if isinstance(error, BadAnswer):
-            what = f"The learner at {self._address} sent what breaks a rule"
-        elif isinstance(error, NotReady):
-            what = f"These environments cannot dial {self._address}"
-        self._log(f"{what}: {why}. Asking again now and then.", logging.WARNING)
-        return refusals.next_s()
-
     # Lanes.
 
     def _run_on_lanes(self, groups: list[Group]) -> None:
@@ -153,21 +141,20 @@ class EnvironmentClient:
 
     async def _play_on_lanes(self, group: Group) -> None:
         """One lane after the other."""
-        back_off, refusals = dialing_back_off(), BackOff(REFUSED_S, MAX_REFUSED_S)
+        redial = self._redial()
         while True:
             connection = None
             try:
                 connection, link, greeting = await dial_lane(self._address, self._hello(group))
-                self._log(f"Playing with the learner at {self._address}.")
-                back_off.reset()
+                redial.succeeded()
                 await play(group, link, self._tick, greeting.knows_truncation)
             except NO_LINK as error:
                 if connection is not None and isinstance(error, BadAnswer):
                     _refuse(connection, error)
-                await pause(self._pause_after(error, back_off, refusals))
+                await pause(redial.pause_after(error))
             except LaneClosed:
                 gone = await why_closed(link, connection)
-                await pause(self._pause_after(gone, back_off, refusals))
+                await pause(redial.pause_after(gone))
             except Broken:
                 if connection is not None:
                     with contextlib.suppress(OSError):
@@ -210,17 +197,14 @@ class EnvironmentClient:
 
     async def _keep_dialing(self, group: Group, streams: set[Any], kept: list[Any]) -> None:
         """One stream after the other."""
-        back_off, refusals = dialing_back_off(), BackOff(REFUSED_S, MAX_REFUSED_S)
+        redial = self._redial()
         while True:
-            is_playing = False
             try:
                 dialled = dial_stream(
                     self._address, self._security, self._hello(group), streams, kept
                 )
                 async with dialled as (call, link, greeting):
-                    self._log(f"Playing with the learner at {self._address}.")
-                    back_off.reset()
-                    is_playing = True
+                    redial.succeeded()
                     try:
                         await play(group, link, self._tick, greeting.knows_truncation)
                     except Broken:
@@ -230,13 +214,47 @@ class EnvironmentClient:
                         await send_failure(call, str(error))
                         raise
             except NO_LINK as error:
-                # Other environments may do better.
-                if is_playing and isinstance(error, Refused) and error.code == "INVALID_ARGUMENT":
-                    raise RuntimeError(f"The learner refused what was sent: {error}") from error
-                await asyncio.sleep(self._pause_after(error, back_off, refusals))
+                await asyncio.sleep(redial.pause_after(error))
 
 
 # ---------------------------------------------------------------------------------------- dialing
+
+
+class Redial:
+    """When to dial the learner again, and what the log says meanwhile."""
+
+    def __init__(self, address: str, who: str, repeats: RepeatFilter) -> None:
+        """`who` dials; `repeats` says how often what is shown."""
+        self._address = address
+        self._who = who
+        self._repeats = repeats
+        self._back_off = dialing_back_off()
+        self._refusals = BackOff(REFUSED_S, MAX_REFUSED_S)
+
+    def succeeded(self) -> None:
+        self._log(f"Playing with the learner at {self._address}.")
+        self._back_off.reset()
+
+    def pause_after(self, error: Exception) -> float:
+        """Log why there is no link, and say how long to wait before the next call."""
+        why = str(error).rstrip(".")
+        if isinstance(error, LearnerGone):
+            self._log(f"No learner at {self._address}: {why}. Dialing again.")
+            return pause_of(error, self._back_off)
+        what = f"The learner at {self._address} refused {self._who}"
+        if isinstance(error, Unfit):
+            what = f"The learner at {self._address} is none for {self._who}"
+        elif isinstance(error, BadAnswer):
+            what = f"The learner at {self._address} sent what breaks a rule"
+        elif isinstance(error, NotReady):
+            what = f"{self._who.capitalize()} cannot dial {self._address}"
+        self._log(f"{what}: {why}. Asking again now and then.", logging.WARNING)
+        return self._refusals.next_s()
+
+    def _log(self, text: str, level: int = logging.INFO) -> None:
+        shown = self._repeats.take(text)
+        if shown is not None:
+            logger.log(level, "%s", shown)
 
 
 def token_now(security: Security) -> str:
@@ -275,13 +293,15 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
             raise LanesImpossible(str(error)) from error
         if isinstance(error, (EOFError, OSError, TimeoutError, LaneClosed)):
             raise LearnerGone(str(error) or "It closed the connection.") from error
-        if isinstance(error, Refused) and error.code not in Refused.PERMANENT:
-            raise gone_for(error) from error
+        if isinstance(error, Refused):
+            raise meaning_of(error) from error
         raise
 
 
-def gone_for(refused: Refused) -> LearnerGone:
-    """A refusal after which nothing is to be corrected."""
+def meaning_of(refused: Refused) -> Refused | LearnerGone:
+    """`LearnerGone` if nothing is to be corrected at this end."""
+    if refused.code in Refused.PERMANENT:
+        return refused
     kind = LearnerFinished if refused.code == FINISHED else LearnerGone
     return kind(str(refused), refused.retry_s, refused.code)
 
@@ -296,7 +316,7 @@ def pause_of(error: Exception, back_off: BackOff) -> float:
     return max(back_off.next_s(), getattr(error, "retry_s", None) or 0.0)
 
 
-async def why_closed(link: LaneLink, connection: Any) -> LearnerGone:
+async def why_closed(link: LaneLink, connection: Any) -> Refused | LearnerGone:
     """What the learner said when it closed a lane, if it does so soon (in `Turns`)."""
     message = link.message
     if message is None:
@@ -304,7 +324,7 @@ async def why_closed(link: LaneLink, connection: Any) -> LearnerGone:
             message = await next_message(connection, REASON_S)
     if message is None or message["kind"] != "refused":
         return LearnerGone("It closed the lane.")
-    return gone_for(refusal_from_json(message))
+    return meaning_of(refusal_from_json(message))
 
 
 def understood(message: dict[str, Any]) -> Greeting:
@@ -329,7 +349,38 @@ async def dial_stream(
     streams: set[Any],
     kept: list[Any] | None = None,
 ) -> AsyncIterator[Any]:
-    """(call, link, greeting) of a gRPC stream to a learner (in asyncio).
+    """(call, link, greeting) of a gRPC stream of environments to a learner; see `dial_call`."""
+    import grpc.aio
+
+    from libtorchbeast.rpc.grpc_exchange import exchange
+    from libtorchbeast.rpc.grpc_streams import LinkLost, StreamLink
+    from libtorchbeast.rpc.messages import LEARNER_METHOD, decode_greeting, encode_hello
+
+    first = encode_hello(hello)
+    dialled = dial_call(LEARNER_METHOD, address, security, hello.token, first, streams, kept)
+    async with dialled as (call, data, stream):
+
+        async def show(data: bytes) -> bytes:
+            data = await exchange(call, data)
+            if data is grpc.aio.EOF:
+                raise LinkLost("The learner closed the stream.")
+            return data
+
+        link = StreamLink(hello, show, stream, ACTION_S)
+        yield call, link, decode_greeting(data)
+
+
+@contextlib.asynccontextmanager
+async def dial_call(
+    method: tuple[str, str],
+    address: str,
+    security: Security,
+    token: str,
+    first: bytes,
+    streams: set[Any],
+    kept: list[Any] | None = None,
+) -> AsyncIterator[Any]:
+    """(call, answer, stream) of a call of a learner (in asyncio), after a `first` message.
 
     One of `NO_LINK`, also while it is in use. The connection of a call that is to be made again
     soon is in `kept` afterwards, and is taken from there: another handshake would cost both ends
@@ -339,13 +390,8 @@ async def dial_stream(
     import grpc.aio
 
     from libtorchbeast.rpc.grpc_exchange import exchange
-    from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, StreamLink, watched
-    from libtorchbeast.rpc.messages import (
-        LEARNER_METHOD,
-        decode_greeting,
-        encode_hello,
-        token_metadata,
-    )
+    from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, watched
+    from libtorchbeast.rpc.messages import token_metadata
 
     check_owner(address)
     try:
@@ -356,23 +402,16 @@ async def dial_stream(
     is_kept = False
     try:
         async with watched(streams, address) as stream:
-            metadata = token_metadata(hello.token)
-            call = channel.stream_stream("/" + "/".join(LEARNER_METHOD))(metadata=metadata)
+            metadata = token_metadata(token)
+            call = channel.stream_stream("/" + "/".join(method))(metadata=metadata)
             stream.expect(ANSWER, HANDSHAKE_S)
-            await call.write(encode_hello(hello))
-            data = await call.read()
+            await call.wait_for_connection()
+            # In one operation: a failed `write` would hide the status of who refuses early.
+            data = await exchange(call, first)
             if data is grpc.aio.EOF:
                 raise LearnerGone("It closed the stream.")
             stream.has_done(ANSWER)
-
-            async def show(data: bytes) -> bytes:
-                data = await exchange(call, data)
-                if data is grpc.aio.EOF:
-                    raise LinkLost("The learner closed the stream.")
-                return data
-
-            link = StreamLink(hello, show, stream, ACTION_S)
-            yield call, link, decode_greeting(data)
+            yield call, data, stream
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         is_status = isinstance(error, grpc.aio.AioRpcError)
         ended = end_of_call(error if is_status else await status_of(call))
@@ -416,8 +455,7 @@ def end_of_call(error: Any) -> Exception:
             "it is ending."
         )
     text = printable(details or code.name)
-    refused = Refused(code.name, text, retry_s_in(metadata))
-    return refused if code.name in Refused.PERMANENT else gone_for(refused)
+    return meaning_of(Refused(code.name, text, retry_s_in(metadata)))
 
 
 async def send_failure(call: Any, text: str) -> None:

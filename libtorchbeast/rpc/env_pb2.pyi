@@ -138,3 +138,143 @@ class Failure(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class ActorMessage(_message.Message):
+    __slots__ = ("hello", "request", "rollout", "failure")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    hello: ActorHello
+    request: WeightsRequest
+    rollout: Rollout
+    failure: Failure
+    def __init__(self, hello: _Optional[_Union[ActorHello, _Mapping]] = ..., request: _Optional[_Union[WeightsRequest, _Mapping]] = ..., rollout: _Optional[_Union[Rollout, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class LearnerMessage(_message.Message):
+    __slots__ = ("welcome", "weights", "taken")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    weights: Weights
+    taken: Taken
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ...) -> None: ...
+
+class ActorHello(_message.Message):
+    __slots__ = ("hello", "weights_dtype")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    weights_dtype: str
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., weights_dtype: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("greeting", "observation", "action", "model", "unroll_length", "num_params", "state", "tensors", "rollouts_ahead", "max_policy_lag")
+    GREETING_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    UNROLL_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    MAX_POLICY_LAG_FIELD_NUMBER: _ClassVar[int]
+    greeting: Greeting
+    observation: NestSpec
+    action: NestSpec
+    model: ModelSpec
+    unroll_length: int
+    num_params: int
+    state: _containers.RepeatedCompositeFieldContainer[ArraySpec]
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    rollouts_ahead: int
+    max_policy_lag: int
+    def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., observation: _Optional[_Union[NestSpec, _Mapping]] = ..., action: _Optional[_Union[NestSpec, _Mapping]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., unroll_length: _Optional[int] = ..., num_params: _Optional[int] = ..., state: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., rollouts_ahead: _Optional[int] = ..., max_policy_lag: _Optional[int] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("name", "use_lstm", "normalize_observations", "squash_actions", "separate_nets")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USE_LSTM_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    SQUASH_ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    SEPARATE_NETS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    use_lstm: bool
+    normalize_observations: bool
+    squash_actions: bool
+    separate_nets: bool
+    def __init__(self, name: _Optional[str] = ..., use_lstm: _Optional[bool] = ..., normalize_observations: _Optional[bool] = ..., squash_actions: _Optional[bool] = ..., separate_nets: _Optional[bool] = ...) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WeightsRequest(_message.Message):
+    __slots__ = ("have",)
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    have: int
+    def __init__(self, have: _Optional[int] = ...) -> None: ...
+
+class Weights(_message.Message):
+    __slots__ = ("version", "num_bytes", "offset", "data", "checksum", "newest")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    num_bytes: int
+    offset: int
+    data: bytes
+    checksum: int
+    newest: int
+    def __init__(self, version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[int] = ..., newest: _Optional[int] = ...) -> None: ...
+
+class Rollout(_message.Message):
+    __slots__ = ("version", "observation", "reward", "done", "truncated", "episode_step", "episode_return", "last_action", "action", "policy_logits", "baseline", "state", "stacked", "info", "num_unsent")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_STEP_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_RETURN_FIELD_NUMBER: _ClassVar[int]
+    LAST_ACTION_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_LOGITS_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STACKED_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNSENT_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    observation: _containers.RepeatedScalarFieldContainer[bytes]
+    reward: bytes
+    done: bytes
+    truncated: bytes
+    episode_step: bytes
+    episode_return: bytes
+    last_action: _containers.RepeatedScalarFieldContainer[bytes]
+    action: _containers.RepeatedScalarFieldContainer[bytes]
+    policy_logits: bytes
+    baseline: bytes
+    state: _containers.RepeatedScalarFieldContainer[bytes]
+    stacked: _containers.RepeatedScalarFieldContainer[bytes]
+    info: _containers.RepeatedCompositeFieldContainer[Info]
+    num_unsent: int
+    def __init__(self, version: _Optional[int] = ..., observation: _Optional[_Iterable[bytes]] = ..., reward: _Optional[bytes] = ..., done: _Optional[bytes] = ..., truncated: _Optional[bytes] = ..., episode_step: _Optional[bytes] = ..., episode_return: _Optional[bytes] = ..., last_action: _Optional[_Iterable[bytes]] = ..., action: _Optional[_Iterable[bytes]] = ..., policy_logits: _Optional[bytes] = ..., baseline: _Optional[bytes] = ..., state: _Optional[_Iterable[bytes]] = ..., stacked: _Optional[_Iterable[bytes]] = ..., info: _Optional[_Iterable[_Union[Info, _Mapping]]] = ..., num_unsent: _Optional[int] = ...) -> None: ...
+
+class Taken(_message.Message):
+    __slots__ = ("newest",)
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    newest: int
+    def __init__(self, newest: _Optional[int] = ...) -> None: ...

@@ -7,11 +7,9 @@ speaks gRPC at the socket, see grpc_server.py.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -20,6 +18,7 @@ from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Group, SyncEnvs
+from libtorchbeast.grpc_forks import GrpcForks
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause, readable
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
@@ -46,7 +45,6 @@ NO_DESCRIPTOR_S = 0.5  # between two looks for one
 
 MakeGroup = Callable[[bool], Group]
 """`make_group(knows_truncation)` makes environments for a learner."""
-Introduce = Callable[[Group], Hello]
 
 
 class EnvironmentServer:
@@ -103,9 +101,7 @@ class EnvironmentServer:
     # Streams.
 
     def _run_streams(self, address: str, on_listening: Callable[[str], None]) -> None:
-        from libtorchbeast.rpc.grpc_server import StreamServer
-
-        server = StreamServer(*self._for_streams(), tick=self._tick)
+        server = self._stream_server(self._tick)
         self._stop = server.stop
         if self._is_stopped:  # looked at after `_stop` is there: no call of stop() is missed
             return
@@ -116,19 +112,24 @@ class EnvironmentServer:
 
         server.run(address, listening)
 
-    def _for_streams(self) -> tuple["Groups", Introduce, Security, Admission, Limits]:
-        return self._groups, self.introduce, self._security, self._admission, self._limits
+    def _stream_server(self, tick: Callable[[], None]) -> Any:
+        GrpcForks.check(self.server_address)
+        from libtorchbeast.rpc.grpc_server import StreamServer
+
+        return StreamServer(
+            self._groups, self.introduce, self._security, self._admission, self._limits, tick
+        )
 
     # Lanes.
 
     def _run_on_lanes(self, on_listening: Callable[[str], None]) -> None:
-        turns = Turns(self._tick)
+        streams = StreamsBehind(self._stream_server, self._tick)
+        turns = Turns(streams.tick_of_lanes)
         self._stop = turns.stop
         if self._is_stopped:
             return
         path = Address.parse(self.server_address).path
         listener = listen_unix(self.server_address)
-        streams = StreamsBehind(*self._for_streams())
         try:
             turns.add(self._accept(listener, turns, streams))
             on_listening(self.server_address)
@@ -165,21 +166,21 @@ class EnvironmentServer:
             return
         peer = JsonSocket(connection)
         try:
-            await self._serve(peer)
+            await self._serve(peer, streams.tick_of_lanes)
         except (EOFError, UnknownProtocol, OSError, TimeoutError, LaneClosed):
             pass  # the learner left, or never was one
         except Refused as error:
-            _say(peer, "refused", code=error.code, text=str(error))
+            _send(peer, "refused", code=error.code, text=str(error))
         except EnvironmentRaised as error:
             text = encodable("".join(traceback.format_exception(error.__cause__)))
             logger.error("%s", text)
-            _say(peer, "failure", text=text[-MAX_TEXT:])
+            _send(peer, "failure", text=text[-MAX_TEXT:])
         except Exception:  # of one peer: the others go on
             logger.exception("A peer at %s could not be served.", self.server_address)
         finally:
             peer.close()
 
-    async def _serve(self, peer: JsonSocket) -> None:
+    async def _serve(self, peer: JsonSocket, tick: Callable[[], None]) -> None:
         greeting = greeting_from_json(await next_message(peer, self._limits.handshake_s))
         self._check_caller(greeting.token, {})
         with self._admission.play(), contextlib.ExitStack() as stack:
@@ -194,7 +195,7 @@ class EnvironmentServer:
             link = LaneLink(lane, peer)
             await link.attach()
             with what_environments_raise():
-                await play(group, link, self._tick, greeting.knows_truncation)
+                await play(group, link, tick, greeting.knows_truncation)
 
 
 class Groups:
@@ -237,18 +238,6 @@ def what_environments_raise() -> Iterator[None]:
         raise EnvironmentRaised from error
 
 
-def _keep_what_grpc_made() -> None:
-    """In a fork, objects of the parent's gRPC must not be collected: it would crash.
-
-    A `Server` that is forked from a program with gRPC threads does without gRPC at a unix socket.
-    """
-    if "grpc" in sys.modules:
-        gc.freeze()
-
-
-os.register_at_fork(after_in_child=_keep_what_grpc_made)
-
-
 def lane_in(message: dict[str, Any], hello: Hello) -> Lane | None:
     """The lane that a learner hands over; None if its descriptor was lost on the way."""
     if message["kind"] == "refused":
@@ -261,7 +250,7 @@ def lane_in(message: dict[str, Any], hello: Hello) -> Lane | None:
     return lane
 
 
-def _say(peer: JsonSocket, kind: str, **values: Any) -> None:
+def _send(peer: JsonSocket, kind: str, **values: Any) -> None:
     with contextlib.suppress(OSError):  # nobody may be there to hear it
         peer.send(kind, **values)
 
@@ -272,29 +261,46 @@ class StreamsBehind:
     START_S = 30.0
     JOIN_S = 10.0
 
-    def __init__(self, *arguments: Any) -> None:
-        """Of `StreamServer`."""
-        self._arguments = arguments
+    def __init__(
+        self, make_server: Callable[[Callable[[], None]], Any], tick: Callable[[], None]
+    ) -> None:
+        """`make_server` gets a tick of its own; `tick` is called while neither thread hangs."""
+        self._make_server = make_server
+        self._tick = tick
+        self._has_ticked = False  # the gRPC server, since the last tick
         self._server: Any = None
         self._threads: list[threading.Thread] = []
         self._resources = contextlib.ExitStack()
         self._address = ""
 
+    def tick_of_lanes(self) -> None:
+        """Called by the lanes' thread at every step, and a few times a second.
+
+        Environments of both threads must go on, or nobody would notice that one of them hangs.
+        """
+        is_serving = self._server is not None and self._server.is_listening.is_set()
+        if self._has_ticked or not (is_serving and self._threads[0].is_alive()):
+            self._has_ticked = False
+            self._tick()
+
+    def _tick_of_streams(self) -> None:
+        self._has_ticked = True
+
     async def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere."""
         from libtorchbeast.rpc.grpc_relay import private_address, relay
-        from libtorchbeast.rpc.grpc_server import StreamServer
 
         if self._server is None:
             self._address = self._resources.enter_context(private_address())
-            self._server = StreamServer(*self._arguments)
+            self._server = self._make_server(self._tick_of_streams)
             self._start(self._server.run, self._address)
         deadline = time.monotonic() + self.START_S
         while not self._server.is_listening.is_set():
             if time.monotonic() > deadline or not self._threads[0].is_alive():
                 raise TimeoutError("gRPC did not start in time.")
             await pause(0.05)
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        server, *relays = self._threads
+        self._threads = [server, *(thread for thread in relays if thread.is_alive())]
         self._start(asyncio.run, relay(connection, self._address))
 
     def _start(self, target: Callable[..., object], *arguments: Any) -> None:
@@ -321,12 +327,16 @@ class Server(EnvironmentServer):
     ) -> None:
         """The environments may be old Gym's or Gymnasium's; observations may be nests of arrays.
 
-        The address is `unix:/path` or `host:port`; other machines need `security`.
+        Learners of ours see masks of actions wherever the environments offer them; learners for
+        TorchBeast, which would not know what they are, see the observation alone. The address is
+        `unix:/path` or `host:port`; other machines need `security`.
         """
 
         def make_group(knows_truncation: bool) -> Group:
             return Group(
-                lambda _: SyncEnvs(env_class, 1, knows_truncation=knows_truncation),
+                lambda _: SyncEnvs(
+                    env_class, 1, knows_truncation=knows_truncation, masks=knows_truncation
+                ),
                 seed=0,  # never used: such environments seed themselves, as they always did
                 rebuild=knows_truncation,
             )

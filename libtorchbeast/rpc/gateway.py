@@ -19,7 +19,7 @@ import sys
 import traceback
 
 from libtorchbeast.helper_process import SupervisorLine
-from libtorchbeast.memory import be_killed_first, give_memory_back
+from libtorchbeast.memory import give_memory_back, raise_oom_score
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.gateway_dialer import Dialer
 from libtorchbeast.rpc.gateway_listener import Listener
@@ -30,7 +30,7 @@ from libtorchbeast.shared_lanes import allow_descriptors
 
 async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
     """Until the learner says so, or is gone."""
-    line = LearnerLine(config.control_fd, config.bell_fd, config.make_limits())
+    line = LearnerLine(config.control_fd, config.wakeup_fd, config.make_limits())
     asyncio.get_running_loop().set_exception_handler(line.report_lost_error)
     streams: set[Watched] = set()
     listener = Listener(config, line, streams)
@@ -63,7 +63,7 @@ def main(text: str) -> None:
     values = json.loads(text)
     supervisor = SupervisorLine(values.pop("line"))
     config = GatewayConfig(**values)
-    be_killed_first()
+    raise_oom_score()
     give_memory_back()
     allow_descriptors(DESCRIPTORS_PER_STREAM * config.limits["max_streams"])
     try:

@@ -10,7 +10,7 @@ from libtorchbeast.rpc.handshake import Greeting
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 
-DESCRIPTORS_PER_STREAM = 4  # a lane, its memory, its bell, a connection; at either end
+DESCRIPTORS_PER_STREAM = 4  # a lane, its memory, its wakeup, a connection; at either end
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GatewayConfig:
     """All that a gateway needs to know; goes to it as JSON."""
 
     control_fd: int
-    bell_fd: int
+    wakeup_fd: int
     listen: list[str]
     dial: list[str]
     security: dict[str, Any]

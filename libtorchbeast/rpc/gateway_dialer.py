@@ -14,7 +14,7 @@ from libtorchbeast.rpc.gateway_streams import Carrier
 from libtorchbeast.rpc.grpc_exchange import exchange
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json
-from libtorchbeast.rpc.lane_handover import Host, hand_over, raise_said
+from libtorchbeast.rpc.lane_handover import Host, hand_over, raise_for_message
 from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
@@ -153,7 +153,7 @@ class Dialer:
             if message is None:
                 raise Refused("DEADLINE_EXCEEDED", f"The other end has not {INTRODUCE} in time.")
             if message["kind"] != "hello":
-                raise_said(message)
+                raise_for_message(message)
             hello = hello_from_json(message, self._limits.max_message_bytes)
             self._have_callers(stream.peer, hello.num_streams)
             await hand_over(stream, hello, host, self._line, self._limits.step_s)

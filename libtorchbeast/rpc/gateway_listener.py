@@ -17,8 +17,10 @@ from grpc._cython.cygrpc import ExecuteBatchError
 
 from libtorchbeast.local_socket import UnknownProtocol
 from libtorchbeast.log_repeats import RepeatFilter
+from libtorchbeast.rpc.actor_messages import decode_actor_hello
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
 from libtorchbeast.rpc.certificates import CallerCheck
+from libtorchbeast.rpc.gateway_actors import ActorCarrier
 from libtorchbeast.rpc.gateway_config import GatewayConfig
 from libtorchbeast.rpc.gateway_streams import Carrier
 from libtorchbeast.rpc.grpc_relay import private_address, relay
@@ -28,6 +30,7 @@ from libtorchbeast.rpc.lane_handover import Host, hand_over, until_readable
 from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.rpc.limits import Admission, server_options
 from libtorchbeast.rpc.messages import (
+    ACTOR_METHOD,
     LEARNER_METHOD,
     decode_hello,
     encode_greeting,
@@ -54,6 +57,9 @@ class _Server:
     calls: set[Any]  # that are open
 
 
+_Play = Callable[[Watched, Any], Awaitable[None]]
+
+
 class Listener:
     def __init__(self, config: GatewayConfig, line: LearnerLine, streams: set[Watched]) -> None:
         """Those that are open are in `streams`."""
@@ -63,6 +69,7 @@ class Listener:
         self._security = config.make_security()
         self._limits = config.make_limits()
         self._carrier = Carrier(line, self._limits)
+        self._actor_carrier = ActorCarrier(line, self._limits)
         self._admission = Admission(self._limits)
         self._check_caller = CallerCheck(self._security, is_learner_expected=False)
         self._refusing = asyncio.Semaphore(MAX_REFUSING)
@@ -112,18 +119,20 @@ class Listener:
         server = grpc.aio.server(options=server_options(self._limits, self._config.share_port))
         calls: set[Any] = set()
 
-        async def serve(requests: Any, context: Any) -> None:
-            calls.add(context)
-            try:
-                await self._serve(requests, context)
-            finally:
-                calls.discard(context)
+        def handler(play: _Play) -> Any:
+            async def serve(requests: Any, context: Any) -> None:
+                calls.add(context)
+                try:
+                    await self._serve(context, play)
+                finally:
+                    calls.discard(context)
 
-        handler = grpc.stream_stream_rpc_method_handler(serve)
-        service, method = LEARNER_METHOD
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
-        )
+            return grpc.stream_stream_rpc_method_handler(serve)
+
+        methods = {LEARNER_METHOD: self._play, ACTOR_METHOD: self._act}
+        handlers = {method: handler(play) for (_, method), play in methods.items()}
+        service, _ = LEARNER_METHOD
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         bound = self._security.add_port(server, address)
         await server.start()
         return _Server(server, bound, calls)
@@ -200,7 +209,7 @@ class Listener:
                 hello = hello_from_json(message, self._limits.max_message_bytes, self._check_token)
             stream.is_authenticated = True
             with self._admission.play():
-                host.send("greeting", **self._config.greeting().to_json())
+                host.send("greeting", **self._config.greeting().to(hello).to_json())
                 await hand_over(stream, hello, host, self._line, self._limits.step_s)
 
         refusal = await self._guard("unix:", serve)
@@ -209,8 +218,8 @@ class Listener:
                 retry = {} if refusal.retry_s is None else {"retry_s": refusal.retry_s}
                 host.send("refused", code=refusal.code, text=str(refusal), **retry)
 
-    async def _serve(self, requests: Any, context: Any) -> None:
-        """One stream of environments that dialled in."""
+    async def _serve(self, context: Any, play: _Play) -> None:
+        """One stream of who dialled in."""
 
         async def serve(stream: Watched) -> None:
             self._admission.count(stream)
@@ -223,29 +232,51 @@ class Listener:
                     async with self._refusing:
                         await asyncio.sleep(REFUSAL_S)
                 raise
-            with self._admission.introduction(stream, has_token=self._check_caller.knows_token):
-                data = await context.read()
-                if data is grpc.aio.EOF:
-                    return
-                hello = decode_hello(data, self._limits.max_message_bytes)
-            stream.is_authenticated = True
-
-            async def exchange(data: bytes) -> Any:
-                stream.expect(READ, self._limits.write_s)
-                await context.write(data)
-                stream.has_done(READ)
-                stream.expect(STEP, self._limits.step_s)
-                return await context.read()
-
-            with self._admission.play():
-                greeting = encode_greeting(self._config.greeting())
-                accept = functools.partial(context.write, greeting)
-                await self._carrier.play(stream, hello, context.read, exchange, accept)
+            await play(stream, context)
 
         refusal = await self._guard(context.peer(), serve)
         if refusal is not None:
             text, metadata = status_text(str(refusal)), retry_metadata(refusal)
             await context.abort(grpc.StatusCode[refusal.code], text, metadata)
+
+    async def _play(self, stream: Watched, context: Any) -> None:
+        """Environments."""
+        with self._introduction(stream):
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                return
+            hello = decode_hello(data, self._limits.max_message_bytes)
+        stream.is_authenticated = True
+
+        async def exchange(data: bytes) -> Any:
+            stream.expect(READ, self._limits.write_s)
+            await context.write(data)
+            stream.has_done(READ)
+            stream.expect(STEP, self._limits.step_s)
+            return await context.read()
+
+        with self._admission.play():
+            greeting = encode_greeting(self._config.greeting().to(hello))
+            accept = functools.partial(context.write, greeting)
+            await self._carrier.play(stream, hello, context.read, exchange, accept)
+
+    async def _act(self, stream: Watched, context: Any) -> None:
+        """An actor that carries the model."""
+        with self._introduction(stream):
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                return
+            hello, dtype = decode_actor_hello(data, self._limits.max_message_bytes)
+        stream.is_authenticated = True
+        greeting = self._config.greeting().to(hello)
+        with self._admission.play():
+            await self._actor_carrier.play(
+                stream, hello, dtype, greeting, context.read, context.write
+            )
+
+    def _introduction(self, stream: Watched) -> contextlib.AbstractContextManager[None]:
+        has_token = self._check_caller.knows_token
+        return self._admission.introduction(stream, has_token=has_token)
 
     async def _guard(
         self, peer: str, serve: Callable[[Watched], Awaitable[None]]

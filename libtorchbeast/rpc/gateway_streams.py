@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import grpc.aio
 
 import nest
+from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.clients import client_of
 from libtorchbeast.rpc.grpc_streams import (
     INTRODUCE,
@@ -58,6 +59,7 @@ class Carrier:
                 self._line.lanes.release(lane)
 
     async def _carry(self, stream: Watched, lane: Lane, read: Read, exchange: Exchange) -> None:
+        assert isinstance(lane.spec, Spec)
         reader = StepReader(lane.spec, lane.num_envs, lane.rows)
         actions = nest.flatten(lane.actions)
         last_actions = nest.flatten(lane.rows["last_action"])

@@ -17,6 +17,7 @@ from typing import Any
 
 from libtorchbeast.helper_process import Helper
 from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.clients import ClientFigures, make_room
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig, GatewaysConfig
@@ -39,7 +40,7 @@ class _Gateway:
     """One gateway: its lanes, which stay, and its line to us, which is as old as its process."""
 
     id: int
-    bell_read_fd: int
+    wakeup_read_fd: int
     lanes: GatewayLanes
     listen: list[str]
     dial: list[str]
@@ -146,9 +147,18 @@ class Gateways:
             self.close()
             raise
 
-    def start(self, add_lane: Callable[[Lane], None]) -> None:
-        """Let environments play: `add_lane` is called for each lane, once, from `poll`."""
+    def start(
+        self,
+        add_lane: Callable[[Lane], None],
+        offer_model: Callable[[], ModelOffer] | None = None,
+    ) -> None:
+        """Let environments play: `add_lane` is called for each lane, once, from `poll`.
+
+        With `offer_model`, which is called when the first one comes, actors that carry the model
+        are taken, too; their lanes have whole rollouts.
+        """
         self._grants.add_lane = add_lane
+        self._grants.offer_model = offer_model
         self._say_at = time.monotonic() + SAY_S
 
     def poll(self) -> None:
@@ -172,6 +182,10 @@ class Gateways:
             self.poll()
         return self.spec
 
+    def decide(self, spec: Spec) -> None:
+        """Take environments that are like this; before `start`, which lets the first ones play."""
+        self._grants.spec = spec
+
     def finish(self) -> None:
         """Say to environments elsewhere that training is finished; call it before `close`."""
         self._send_stop(finished=True)
@@ -185,7 +199,7 @@ class Gateways:
         for gateway in self._gateways:
             for lane in gateway.lanes.lanes:
                 lane.release()
-            for fd in {gateway.bell_read_fd, gateway.lanes.bell_fd}:
+            for fd in {gateway.wakeup_read_fd, gateway.lanes.wakeup_fd}:
                 os.close(fd)
 
     # Processes.
@@ -203,7 +217,7 @@ class Gateways:
             gateway.listen = self._gateways[0].listen
         config = GatewayConfig(
             control_fd=theirs.fileno(),
-            bell_fd=gateway.bell_read_fd,
+            wakeup_fd=gateway.wakeup_read_fd,
             listen=gateway.listen,
             dial=gateway.dial,
             security=self._config.security.to_json(),
@@ -213,7 +227,7 @@ class Gateways:
         )
         gateway.control = JsonSocket(ours)
         with theirs:
-            fds = [theirs.fileno(), gateway.bell_read_fd]
+            fds = [theirs.fileno(), gateway.wakeup_read_fd]
             return Helper("libtorchbeast.rpc.gateway", config.to_json(), fds, needs_token=True)
 
     def _check_start(self, gateway: _Gateway, deadline: float) -> None:
@@ -258,10 +272,11 @@ class Gateways:
     def _handle(self, gateway: _Gateway, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "lane":
-            for answer in self._grants.hear(gateway.lanes, message):
+            for answer in self._grants.add_request(gateway.lanes, message):
                 gateway.send(**answer)
         elif kind == "lost":
             gateway.lanes.close_lost(message["id"])
+            gateway.lanes.knows_model = False  # it may be that which was lost: it is sent again
         elif kind == "streams":
             gateway.num_streams, gateway.waiting = message["number"], message["waiting"]
         elif kind == "client":

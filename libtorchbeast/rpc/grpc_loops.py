@@ -36,6 +36,19 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
             _idle.append(loop)
 
 
+async def first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Until one of them ends, or raises; none is left."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
     tasks = asyncio.all_tasks(loop)
     for task in tasks:

@@ -28,9 +28,10 @@ from libtorchbeast.text import printable
 from libtorchbeast.tree import leaves_of
 
 VERSION = 2
-# Ends whose minor versions differ by one understand each other: machines are not all updated at
-# once. 1: a refusal may say when to dial again.
-MINOR = 1
+# Minor versions add what an older end may ignore: machines are not all updated at once. A learner
+# takes all older ones, and the next one. 1: a refusal may say when to dial again. 2: actors that
+# carry the model.
+MINOR = 2
 MAX_RETRY_S = 60.0
 _INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
 DTYPES = frozenset(["bool", *_INTEGERS, "float16", "float32", "float64"])
@@ -73,10 +74,13 @@ class Hello:
     spec: Spec
     token: str = ""
     num_streams: int = 1
+    minor: int = MINOR
+    has_model: bool = False
+    """Whether it is an actor that carries the model: it brings whole rollouts."""
 
     def to_json(self) -> dict[str, Any]:
         spec = {"spec": self.spec.to_json(), "num_actions": self.spec.num_actions}
-        return {**asdict(self), **spec, "version": VERSION, "minor": MINOR}
+        return {**asdict(self), **spec, "version": VERSION}
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,14 @@ class Greeting:
     name: str
     token: str = ""
     knows_truncation: bool = True
+    minor: int = MINOR
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "version": VERSION, "minor": MINOR}
+        return {**asdict(self), "version": VERSION}
+
+    def to(self, hello: Hello) -> "Greeting":
+        """The answer to environments that may be older, and take an end that is little newer."""
+        return replace(self, minor=min(self.minor, hello.minor + 1))
 
 
 def hello_from_json(
@@ -99,13 +108,15 @@ def hello_from_json(
     """Raises `Refused`. Whoever has no token gets nothing done here."""
     try:
         check_token(str(values["token"]))
-        check_version(int(values["version"]), int(values.get("minor", 0)))
+        minor = int(values.get("minor", 0))
+        check_version(int(values["version"]), minor)
         hello = Hello(
             name=str(values["name"]),
             num_envs=int(values["num_envs"]),
             spec=Spec.from_json(values["spec"]),
             token=str(values["token"]),
             num_streams=int(values["num_streams"]),
+            minor=minor,
         )
         num_actions = int(values["num_actions"])
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as e:
@@ -246,7 +257,7 @@ def _has_categories(array: ArraySpec, most: int) -> bool:
 
 
 def check_version(version: int, minor: int) -> None:
-    if version != VERSION or abs(minor - MINOR) > 1:
+    if version != VERSION or minor > MINOR + 1:
         raise Refused(
             "FAILED_PRECONDITION",
             f"This end speaks version {VERSION}.{MINOR} of the protocol, the other version "
@@ -305,6 +316,11 @@ def learner_is_ending(finished: bool = False, retry_s: float | None = None) -> R
     if finished:
         return Refused(FINISHED, "Training is finished.")
     return Refused("UNAVAILABLE", "The learner is ending; try again later.", retry_s)
+
+
+def no_descriptor_left() -> Refused:
+    """Of a gateway that needs one for a lane."""
+    return Refused("RESOURCE_EXHAUSTED", "The gateway has no descriptor left; wait.")
 
 
 def invalid(text: str) -> Refused:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libtorchbeast.memory import memory_bytes
+from libtorchbeast.rollouts import ModelOffer, RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.handshake import Refused, check_fit
@@ -27,18 +28,20 @@ MEMORY_SHARE = 0.5  # of this machine's, for rollouts of environments elsewhere
 class GatewayLanes:
     """Of one gateway; they stay while its processes come and go."""
 
-    bell_fd: int  # that actors ring
+    wakeup_fd: int  # that actors write to
     lanes: list[Lane] = field(default_factory=list)
     lent: set[Lane] = field(default_factory=set)  # of `lanes`, to the process that runs now
     handed_over: set[Lane] = field(default_factory=set)  # of `lanes`, to hosts: used once
     granted: dict[int, Lane] = field(default_factory=dict)  # to the requests with these numbers
     requests: list[dict[str, Any]] = field(default_factory=list)  # not yet granted
+    knows_model: bool = False  # the process that runs now
 
     def forget_process(self) -> None:
         """It is gone: nobody but hosts writes to its lanes any more."""
         self.lent.clear()
         self.granted.clear()
         self.requests.clear()
+        self.knows_model = False
         for lane in self.lanes:
             lane.turn.abandon()
 
@@ -74,11 +77,13 @@ class LaneGrants:
         """Without a `spec` the first environments decide; `check_first` may refuse them."""
         self.spec = spec
         self.add_lane: Callable[[Lane], None] | None = None  # None: not yet
+        self.offer_model: Callable[[], ModelOffer] | None = None  # None: actors are not taken
+        self._offer: ModelOffer | None = None
         self._config = config
         self._check_first = check_first
         self._gateways = gateways
 
-    def hear(self, gateway: GatewayLanes, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def add_request(self, gateway: GatewayLanes, request: dict[str, Any]) -> list[dict[str, Any]]:
         """A request for a lane. The first environments say what all are to be like."""
         try:
             self._learn_spec(request)
@@ -95,7 +100,7 @@ class LaneGrants:
         while gateway.requests:
             request = gateway.requests.pop(0)
             try:
-                yield self._answer(gateway, request)
+                yield from self._answer(gateway, request)
             except Exception as error:  # no descriptor or thread is left, perhaps
                 yield _refusal(request, error)
 
@@ -108,30 +113,47 @@ class LaneGrants:
         if self.spec.action == INT64 and canonical(spec.action) == INT64:  # nobody said how many
             self.spec = dataclasses.replace(self.spec, action=spec.action)
 
-    def _answer(self, gateway: GatewayLanes, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, gateway: GatewayLanes, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """A lane for a gateway that asks for one, or `Refused`."""
         assert self.spec is not None  # `_learn_spec` was first
         check_fit(self.spec, Spec.from_json(request["spec"]))
-        lane = self._find_lane(gateway, self.spec, request)
+        spec: Spec | RolloutSpec = self.spec
+        if request["has_model"]:
+            offer = self._find_offer()
+            spec = offer.rollout
+            if not gateway.knows_model:
+                yield {"kind": "model", "fd": offer.weights_fd, "offer": offer.to_json()}
+                gateway.knows_model = True
+        lane = self._find_lane(gateway, spec, request)
         gateway.lent.add(lane)
         gateway.granted[request["id"]] = lane
         lent = {"fd": lane.fd, "spec": self.spec.to_json(), "num_envs": lane.num_envs}
-        return {"kind": "lane", "id": request["id"], **lent}
+        yield {"kind": "lane", "id": request["id"], "rollouts": lane.has_rollouts, **lent}
 
-    def _find_lane(self, gateway: GatewayLanes, spec: Spec, request: dict[str, Any]) -> Lane:
+    def _find_offer(self) -> ModelOffer:
+        """What actors that carry the model must know, once the first of them asks."""
+        if self.offer_model is None:
+            text = "This learner takes environments, and no actors that carry the model."
+            raise Refused("FAILED_PRECONDITION", text)
+        if self._offer is None:
+            self._offer = self.offer_model()
+        return self._offer
+
+    def _find_lane(
+        self, gateway: GatewayLanes, spec: Spec | RolloutSpec, request: dict[str, Any]
+    ) -> Lane:
         """A lane of this client that no stream has; a new one if need be."""
         num_envs, hand_over = request["num_envs"], request["hand_over"]
-        wanted = (num_envs, request["client"])
         unused = [lane for lane in gateway.lanes if lane not in gateway.lent | gateway.handed_over]
         for lane in unused:
-            if (lane.num_envs, lane.client) == wanted and not hand_over:
+            if lane.fits(num_envs, request["client"], request["has_model"]) and not hand_over:
                 return lane
         self._check_places(gateway, unused)
         self._check_memory(spec, num_envs)
         lane = Lane.create(spec, num_envs)
         lane.client = request["client"]
         if not hand_over:
-            lane.bell_fd = gateway.bell_fd
+            lane.wakeup_fd = gateway.wakeup_fd
         assert self.add_lane is not None
         try:
             self.add_lane(lane)
@@ -159,10 +181,22 @@ class LaneGrants:
                 f"The learner plays with {most} groups (--num_actors) and has them all.",
             )
 
-    def _check_memory(self, spec: Spec, num_envs: int) -> None:
+    def _check_memory(self, spec: Spec | RolloutSpec, num_envs: int) -> None:
         """Rollouts of all environments, one in the making and one on its way each, must fit."""
-        others = sum(lane.num_envs for gateway in self._gateways for lane in gateway.lanes)
-        num_bytes = 2 * (others + num_envs) * self._config.rows_per_rollout * spec.row_bytes
+        rollout_bytes = self._rollout_bytes(spec, num_envs)
+        most = self._config.limits.max_message_bytes
+        if isinstance(spec, RolloutSpec) and num_envs * spec.num_bytes > most:
+            raise Refused(
+                "RESOURCE_EXHAUSTED",
+                f"A rollout may have {most} bytes, {num_envs} environments like these have "
+                f"{num_envs * spec.num_bytes}; put fewer in an actor.",
+            )
+        others = (
+            self._rollout_bytes(lane.spec, lane.num_envs)
+            for gateway in self._gateways
+            for lane in gateway.lanes
+        )
+        num_bytes = sum(others) + rollout_bytes
         if num_bytes > MEMORY_SHARE * memory_bytes():
             raise Refused(
                 "RESOURCE_EXHAUSTED",
@@ -170,11 +204,19 @@ class LaneGrants:
                 f"{num_bytes >> 20} MiB in all of {memory_bytes() >> 20}.",
             )
 
+    def _rollout_bytes(self, spec: Spec | RolloutSpec, num_envs: int) -> int:
+        """At worst: of actors that carry the model, two more are in their lane and on the way
+        there, and one that reads slowly has a version of the weights to itself."""
+        if isinstance(spec, Spec):
+            return 2 * num_envs * self._config.rows_per_rollout * spec.row_bytes
+        weights = 0 if self._offer is None else self._offer.weights_bytes
+        return 4 * num_envs * spec.num_bytes + weights
+
 
 def _refusal(request: dict[str, Any], error: Exception) -> dict[str, Any]:
     """Of environments that cannot be taken, for whatever reason."""
     if not isinstance(error, Refused):
-        logger.error("Environments are turned away, there is no lane for them: %s", error)
+        logger.error("Environments are refused, there is no lane for them: %s", error)
         text = "The learner cannot take more environments now; wait."
         error = Refused("RESOURCE_EXHAUSTED", text)
     return {"kind": "refuse", "id": request["id"], "code": error.code, "text": str(error)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from libtorchbeast.rpc.handshake import (
     EnvironmentFailed,
     Hello,
     Refused,
+    no_descriptor_left,
     refusal_from_json,
 )
 from libtorchbeast.rpc.learner_line import LearnerLine
@@ -30,9 +32,12 @@ class Host:
         self._socket = JsonSocket(connection)
 
     def send(self, kind: str, **values: Any) -> None:
+        """EOFError if the host is gone."""
         try:
             self._socket.send(kind, **values)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # for the copy that it sends
+                raise no_descriptor_left() from error
             raise EOFError from error
 
     async def next(self, timeout_s: float) -> dict[str, Any] | None:
@@ -67,7 +72,7 @@ async def until_readable(connection: Any, timeout_s: float) -> None:
         loop.remove_reader(fd)
 
 
-def raise_said(message: dict[str, Any]) -> None:
+def raise_for_message(message: dict[str, Any]) -> None:
     """What a host says besides its Hello is bad news."""
     kind, text = message["kind"], str(message.get("text"))
     if kind == "failure":
@@ -108,7 +113,7 @@ async def hand_over(
                 while True:
                     message = await host.next(timeout_s=LOOK_S)
                     if message is not None:
-                        raise_said(message)
+                        raise_for_message(message)
                     if stall.lasts_s() > step_s:
                         raise Refused("DEADLINE_EXCEEDED", f"The other end has not {STEP} in time.")
         finally:

@@ -1,9 +1,9 @@
 """A gateway's lanes: asked of the learner, lent to one stream after the other, waited for together.
 
-An event loop cannot wait for a word in shared memory. So the actors ring a bell, one descriptor for
-all lanes of a gateway, whenever they pass a turn; each time it rings the loop looks at those lanes
-that somebody waits for. Lanes that are handed over to a host of this machine ring no bell, and are
-never used again: nobody knows when their host lets go of the memory.
+An event loop cannot wait for a word in shared memory. So the actors write to a wakeup, one
+descriptor for all lanes of a gateway, whenever they pass a turn; each time the loop looks at those
+lanes that somebody waits for. Lanes that are handed over to a host of this machine have no wakeup,
+and are never used again: nobody knows when their host lets go of the memory.
 """
 
 import asyncio
@@ -12,11 +12,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from libtorchbeast.rollouts import RolloutSpec
 from libtorchbeast.rows import Spec
-from libtorchbeast.rpc.handshake import Hello, Refused, check_fit, learner_is_ending
+from libtorchbeast.rpc.handshake import (
+    Hello,
+    Refused,
+    check_fit,
+    learner_is_ending,
+    no_descriptor_left,
+)
 from libtorchbeast.shared_lanes import CLOSED, GONE, Lane, LaneClosed, close_free_lane, map_lane
 
-TICK_S = 0.2  # for turns that change without the bell: lanes that are closed
+TICK_S = 0.2  # for turns that change without a wakeup: lanes that are closed
 GRANT_S = 120.0  # until the learner must have given a lane: it may be building its model
 FREE_S = 60.0  # until the actor must have put away the lane's last rollout
 
@@ -24,9 +31,9 @@ FREE_S = 60.0  # until the actor must have put away the lane's last rollout
 class LanePool:
     """Lends lanes of one spec to streams."""
 
-    def __init__(self, bell_fd: int, ask: Callable[..., None]) -> None:
+    def __init__(self, wakeup_fd: int, ask: Callable[..., None]) -> None:
         """`ask(id=..., num_envs=..., ...)` asks the learner for a lane."""
-        self._bell_fd = bell_fd
+        self._wakeup_fd = wakeup_fd
         self._ask = ask
         self._free: list[Lane] = []
         self._asked: dict[int, asyncio.Future[Lane]] = {}
@@ -37,12 +44,12 @@ class LanePool:
         self._retiring: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        os.set_blocking(self._bell_fd, False)
-        asyncio.get_running_loop().add_reader(self._bell_fd, self._on_bell)
+        os.set_blocking(self._wakeup_fd, False)
+        asyncio.get_running_loop().add_reader(self._wakeup_fd, self._on_wakeup)
         self._poller = asyncio.create_task(self._look_now_and_then())
 
     def stop(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._bell_fd)
+        asyncio.get_running_loop().remove_reader(self._wakeup_fd)
         for task in (self._poller, *self._retiring):
             if task is not None:
                 task.cancel()
@@ -50,7 +57,7 @@ class LanePool:
     async def acquire(self, hello: Hello, client: str) -> Lane:
         """A lane for a client's stream, free to be written; `Refused` if none is to be had."""
         check_fit(self._spec, hello.spec)
-        lane = self._take_free(hello.num_envs, client)
+        lane = self._take_free(hello, client)
         if lane is None:
             lane = await self._new_lane(hello, client, hand_over=False)
             lane.release()  # the memory stays mapped, and descriptors are scarce
@@ -98,13 +105,18 @@ class LanePool:
         finally:
             del self._waiting[lane]
 
-    def grant(self, id: int, fd: int | None, spec: Any, num_envs: int) -> bool:
-        """The learner gave a lane; False if there was no descriptor left to take it with."""
+    def grant(
+        self, id: int, fd: int | None, spec: Any, num_envs: int, rollout: RolloutSpec | None = None
+    ) -> bool:
+        """The learner gave a lane; False if there was no descriptor left to take it with.
+
+        One for whole rollouts if `rollout` says what they are like.
+        """
         future = self._asked.get(id)
         self._spec = Spec.from_json(spec)
-        lane = map_lane(fd, self._spec, num_envs)
+        lane = map_lane(fd, self._spec if rollout is None else rollout, num_envs)
         if lane is None:
-            self.refuse(id, "RESOURCE_EXHAUSTED", "The gateway has no descriptor left; wait.")
+            self.refuse(id, no_descriptor_left())
             return False
         if future is not None and not future.done():
             future.set_result(lane)
@@ -112,16 +124,15 @@ class LanePool:
             lane.close()  # who asked for it has left
         return True
 
-    def refuse(self, id: int, code: str, text: str) -> None:
+    def refuse(self, id: int, refusal: Refused) -> None:
         future = self._asked.get(id)
         if future is not None and not future.done():
-            future.set_exception(Refused(code, text))
+            future.set_exception(refusal)
 
-    def _take_free(self, num_envs: int, client: str) -> Lane | None:
+    def _take_free(self, hello: Hello, client: str) -> Lane | None:
         """One that can be had at once if there is one, else one that will be free soon."""
         self._free = [lane for lane in self._free if lane.turn.state != CLOSED]
-        wanted = (num_envs, client)
-        lanes = [lane for lane in self._free if (lane.num_envs, lane.client) == wanted]
+        lanes = [lane for lane in self._free if lane.fits(hello.num_envs, client, hello.has_model)]
         if not lanes:
             return None
         lane = min(lanes, key=lambda lane: lane.turn.state == GONE)
@@ -141,6 +152,7 @@ class LanePool:
             spec=hello.spec.to_json(),
             hand_over=hand_over,
             client=client,
+            has_model=hello.has_model,
         )
         try:
             async with asyncio.timeout(GRANT_S):
@@ -162,9 +174,9 @@ class LanePool:
         await self.wait_while(lane, GONE)
         lane.turn.close()
 
-    def _on_bell(self) -> None:
+    def _on_wakeup(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._bell_fd, 1 << 16)
+            os.read(self._wakeup_fd, 1 << 16)
         self._look()
 
     def _look(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import traceback
@@ -10,11 +11,13 @@ from typing import Any
 
 from libtorchbeast.local_socket import JsonSocket
 from libtorchbeast.log_repeats import RepeatFilter
+from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rpc.clients import Clients
 from libtorchbeast.rpc.grpc_streams import Watched
 from libtorchbeast.rpc.handshake import MAX_TEXT, Hello, Refused, learner_is_ending
 from libtorchbeast.rpc.lane_pool import LanePool
 from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.weights import Publication
 
 MAX_REASON = 200  # characters, of why nobody is there
 
@@ -22,11 +25,13 @@ MAX_REASON = 200  # characters, of why nobody is there
 class LearnerLine:
     """A socket to the learner's process, and the lanes that came over it."""
 
-    def __init__(self, control_fd: int, bell_fd: int, limits: Limits) -> None:
+    def __init__(self, control_fd: int, wakeup_fd: int, limits: Limits) -> None:
         self._limits = limits
         self.clients = Clients(limits)
         self._learner = JsonSocket(socket.socket(fileno=control_fd))
-        self.lanes = LanePool(bell_fd, lambda **request: self.send("lane", **request))
+        self.lanes = LanePool(wakeup_fd, lambda **request: self.send("lane", **request))
+        self.publication: Publication | None = None  # the weights, once an actor wants them
+        self._offer: ModelOffer | None = None
         self.stopped = asyncio.Event()
         self._is_finished = False
         self._texts = RepeatFilter()
@@ -94,16 +99,33 @@ class LearnerLine:
     def _send_counts(self) -> None:
         self.send("streams", number=self._num_playing, waiting=self._waiting)
 
+    def _take_lane(self, message: dict[str, Any]) -> None:
+        values = {name: message[name] for name in ("id", "fd", "spec", "num_envs")}
+        if message["rollouts"] and self._offer is not None:
+            values["rollout"] = self._offer.rollout
+            if self.publication is None and values["fd"] is not None:  # of no use without weights
+                os.close(values["fd"])
+                values["fd"] = None
+        if not self.lanes.grant(**values):
+            self.send("lost", id=message["id"])
+
+    def _take_model(self, message: dict[str, Any]) -> None:
+        """Comes before the first lane for rollouts."""
+        self._offer = ModelOffer.from_json(message["offer"])
+        if message["fd"] is not None:
+            with contextlib.suppress(OSError):  # no descriptor is left to map it with
+                self.publication = Publication(message["fd"], self._offer)
+
     def _read_messages(self) -> None:
         try:
             while (message := self._learner.next()) is not None:
                 kind = message["kind"]
                 if kind == "lane":
-                    names = ("id", "fd", "spec", "num_envs")
-                    if not self.lanes.grant(**{name: message[name] for name in names}):
-                        self.send("lost", id=message["id"])
+                    self._take_lane(message)
+                elif kind == "model":
+                    self._take_model(message)
                 elif kind == "refuse":
-                    self.lanes.refuse(message["id"], message["code"], message["text"])
+                    self.lanes.refuse(message["id"], Refused(message["code"], message["text"]))
                 else:
                     assert kind == "stop"
                     self._is_finished = self._is_finished or message["finished"]

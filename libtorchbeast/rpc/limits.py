@@ -39,6 +39,8 @@ class Limits:
     """Until environments that we dialled must have: they are made first."""
     step_s: float = 600.0
     """Until environments must have taken a step."""
+    rollout_s: float = 600.0
+    """Until an actor that carries the model must have sent a rollout."""
     write_s: float = 60.0
     """Until who dialled must have read what was sent to it; who was dialled has `step_s` for it."""
     keepalive_s: float = 10.0

@@ -11,7 +11,6 @@ from libtorchbeast.rpc.handshake import (
     MAX_DEPTH,
     MAX_NAME,
     MAX_TEXT,
-    MINOR,
     VERSION,
     EnvironmentFailed,
     Greeting,
@@ -26,6 +25,7 @@ from libtorchbeast.specs import ArraySpec, Bound
 from libtorchbeast.text import encodable, printable
 
 LEARNER_METHOD = ("torchbeast.v1.Learner", "Play")
+ACTOR_METHOD = ("torchbeast.v1.Learner", "Act")
 ENVIRONMENTS_METHOD = ("torchbeast.v1.Environments", "Play")
 TOKEN_KEY, TOKEN_SCHEME = "authorization", "Bearer"
 RETRY_KEY = "retry-after-ms"
@@ -59,37 +59,43 @@ def retry_s_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> float | No
 
 
 def encode_hello(hello: Hello) -> bytes:
-    message = pb.Hello(
+    return pb.EnvironmentMessage(hello=hello_to_message(hello)).SerializeToString()
+
+
+def hello_to_message(hello: Hello) -> pb.Hello:
+    return pb.Hello(
         version=VERSION,
         name=hello.name[:MAX_NAME],
         num_envs=hello.num_envs,
-        observation=_nest_to_message(hello.spec.observation),
-        action=_nest_to_message(hello.spec.action),
+        observation=nest_to_message(hello.spec.observation),
+        action=nest_to_message(hello.spec.action),
         num_actions=hello.spec.num_actions,
         num_streams=hello.num_streams,
-        minor=MINOR,
+        minor=hello.minor,
     )
-    return pb.EnvironmentMessage(hello=message).SerializeToString()
 
 
 def decode_hello(data: bytes, max_row_bytes: int = 1 << 40) -> Hello:
     """Raises `Refused`."""
-    message = _parse_handshake(pb.EnvironmentMessage, data)
+    message = parse_handshake(pb.EnvironmentMessage, data)
     kind = message.WhichOneof("message")
     if kind != "hello":
         raise invalid(f"The first message must be a Hello, got {kind or 'an empty one'}.")
-    hello = message.hello
+    return hello_from_message(message.hello, max_row_bytes)
+
+
+def hello_from_message(hello: pb.Hello, max_row_bytes: int, has_model: bool = False) -> Hello:
+    """Raises `Refused`."""
     check_version(hello.version, hello.minor)
-    spec = Spec(
-        _nest_from_message(hello.observation, "observation"),
-        _nest_from_message(hello.action, "action"),
-    )
+    spec = spec_from_message(hello)
     return check_hello(
         Hello(
             name=hello.name,
             num_envs=hello.num_envs,
             spec=spec,
             num_streams=max(1, hello.num_streams),
+            minor=hello.minor,
+            has_model=has_model,
         ),
         hello.num_actions,
         max_row_bytes,
@@ -98,31 +104,37 @@ def decode_hello(data: bytes, max_row_bytes: int = 1 << 40) -> Hello:
 
 def decode_answer(data: bytes, max_row_bytes: int) -> Hello:
     """What environments that we dialled say first: `EnvironmentFailed` if they cannot be made."""
-    message = _parse_handshake(pb.EnvironmentMessage, data)
+    message = parse_handshake(pb.EnvironmentMessage, data)
     if message.WhichOneof("message") == "failure":
         raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
     return decode_hello(data, max_row_bytes)
 
 
 def encode_greeting(greeting: Greeting) -> bytes:
-    message = pb.Greeting(
+    return pb.AgentMessage(greeting=greeting_to_message(greeting)).SerializeToString()
+
+
+def greeting_to_message(greeting: Greeting) -> pb.Greeting:
+    return pb.Greeting(
         version=VERSION,
         name=greeting.name,
         knows_truncation=greeting.knows_truncation,
-        minor=MINOR,
+        minor=greeting.minor,
     )
-    return pb.AgentMessage(greeting=message).SerializeToString()
 
 
 def decode_greeting(data: bytes) -> Greeting:
-    message = _parse_handshake(pb.AgentMessage, data)
+    message = parse_handshake(pb.AgentMessage, data)
     kind = message.WhichOneof("message")
     if kind != "greeting":
         raise invalid(f"The first message must be a Greeting, got {kind or 'an empty one'}.")
-    check_version(message.greeting.version, message.greeting.minor)
-    greeting = message.greeting
+    return greeting_from_message(message.greeting)
+
+
+def greeting_from_message(greeting: pb.Greeting) -> Greeting:
+    check_version(greeting.version, greeting.minor)
     name = printable(greeting.name[:MAX_NAME])
-    return Greeting(name, knows_truncation=greeting.knows_truncation)
+    return Greeting(name, knows_truncation=greeting.knows_truncation, minor=greeting.minor)
 
 
 def encode_failure(text: str) -> bytes:
@@ -130,7 +142,8 @@ def encode_failure(text: str) -> bytes:
     return pb.EnvironmentMessage(failure=pb.Failure(text=text)).SerializeToString()
 
 
-def _parse_handshake(message_class: Any, data: bytes) -> Any:
+def parse_handshake(message_class: Any, data: bytes) -> Any:
+    """A message that is small, or `Refused`."""
     if len(data) > MAX_HANDSHAKE_BYTES:
         raise Refused(
             "RESOURCE_EXHAUSTED",
@@ -148,21 +161,31 @@ def parse(message_class: Any, data: bytes) -> Any:
         raise invalid(f"Expected an {name} of env.proto, got {len(data)} other bytes.") from error
 
 
-def _nest_to_message(spec: Any) -> pb.NestSpec:
+def spec_from_message(message: Any) -> Spec:
+    """Of a Hello, or of what else has both parts."""
+    return Spec(
+        _nest_from_message(message.observation, "observation"),
+        _nest_from_message(message.action, "action"),
+    )
+
+
+def array_to_message(spec: ArraySpec) -> pb.ArraySpec:
+    return pb.ArraySpec(
+        dtype=spec.dtype,
+        shape=spec.shape,
+        low=_numbers(spec.low),
+        high=_numbers(spec.high),
+        categories=spec.categories,
+    )
+
+
+def nest_to_message(spec: Any) -> pb.NestSpec:
     if isinstance(spec, ArraySpec):
-        return pb.NestSpec(
-            array=pb.ArraySpec(
-                dtype=spec.dtype,
-                shape=spec.shape,
-                low=_numbers(spec.low),
-                high=_numbers(spec.high),
-                categories=spec.categories,
-            )
-        )
+        return pb.NestSpec(array=array_to_message(spec))
     if isinstance(spec, dict):
-        items = {key: _nest_to_message(value) for key, value in spec.items()}
+        items = {key: nest_to_message(value) for key, value in spec.items()}
         return pb.NestSpec(dict=pb.DictSpec(items=items))
-    return pb.NestSpec(sequence=pb.SequenceSpec(items=[_nest_to_message(item) for item in spec]))
+    return pb.NestSpec(sequence=pb.SequenceSpec(items=[nest_to_message(item) for item in spec]))
 
 
 def _nest_from_message(message: pb.NestSpec, name: str) -> Any:

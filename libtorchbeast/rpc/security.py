@@ -7,6 +7,7 @@ before a channel or a port is asked for.
 
 import os
 import shlex
+import socket
 import ssl
 import stat
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Security:
     def read_token(self) -> str:
         """The secret as it is now; ValueError with one sentence."""
         if self.token_file is None:
-            token = secret.token()
+            token = secret.token().strip()  # a Kubernetes secret made from a file ends its line
         else:
             data = read_private_file(self.token_file, "token_file")
             token = data.decode(errors="replace").strip()
@@ -180,6 +181,7 @@ class Security:
             except RuntimeError as error:
                 cause = error
         if not port:
+            socket.socket().close()  # OSError if there is no descriptor left, which is another why
             raise OSError(f"Cannot listen at {address}: is somebody else there?") from cause
         return address if where.path else f"{address.rpartition(':')[0]}:{port}"
 

@@ -24,7 +24,7 @@ from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.episode_info import InfoSums, add_info
 from libtorchbeast.lane_scheduler import Turns
 from libtorchbeast.log_repeats import RepeatFilter
-from libtorchbeast.observations import check_finite, fit
+from libtorchbeast.observations import RowCheck, fit
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
@@ -129,9 +129,9 @@ class Actor:
         The numbers in `info`, if it is given with `done`, are averaged in the learner's logs.
         `action_mask` says which actions are possible now; so does a part of that name in a dict.
 
-        Raises ValueError for numbers that are not finite, and for what does not fit the spaces,
-        `Refused` if the learner does not want this environment, `LearnerFinished` when training is
-        finished, and `LearnerGone` if there is no learner for too long.
+        Raises ValueError for numbers that are not finite or beyond 1e9, and for what does not fit
+        the spaces, `Refused` if the learner does not want this environment, `LearnerFinished` when
+        training is finished, and `LearnerGone` if there is no learner for too long.
         """
         frame = self._see(observation, action_mask)
         if self._line is None:
@@ -188,6 +188,7 @@ class Actor:
         row = self._counter.first_row(frame)
         observation_spec = with_bounds(spec_of(frame), self._declared)
         spec = Spec(observation_spec, self._action_spec)
+        self._check_row = RowCheck(observation_spec)
         back_off = dialing_back_off()
         deadline = time.monotonic() + self._reconnect_s
         while True:
@@ -222,7 +223,7 @@ class Actor:
 
     def _show(self, row: Row, info: InfoSums | None = None) -> Any:
         assert self._line is not None
-        check_finite(row)  # over a lane nobody else does
+        self._check_row(row)  # over a lane nobody else does
         actions = self._line.show(row, info)
         self._check(actions)
         self._last_action = nest.map(np.copy, actions)

@@ -14,29 +14,28 @@ import numpy as np
 
 import nest
 from libtorchbeast.episode_info import MAX_NAME_BYTES, MAX_NAMES, InfoSums, is_name
-from libtorchbeast.rows import MAX_FLOAT32, MAX_INT32, NUMBERS, Row, Spec, Unstacked
+from libtorchbeast.observations import NumberRange
+from libtorchbeast.rows import MAX_FLOAT32, MAX_INT32, MAX_NUMBER, NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, invalid
 from libtorchbeast.rpc.messages import parse
 from libtorchbeast.specs import ArraySpec
 
-_LENGTH_DELIMITED = 2  # protobuf's wire type of bytes, messages and lists of numbers
-_OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_REWARD = pb.Step.REWARD_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_DONE = pb.Step.DONE_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_TRUNCATED = pb.Step.TRUNCATED_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_EPISODE_STEP = pb.Step.EPISODE_STEP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_EPISODE_RETURN = pb.Step.EPISODE_RETURN_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_INFO = pb.Step.INFO_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_ACTION = pb.Actions.ACTION_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_ACTIONS = pb.AgentMessage.ACTIONS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+LENGTH_DELIMITED = 2  # protobuf's wire type of bytes, messages and lists of numbers
+_OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_REWARD = pb.Step.REWARD_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_DONE = pb.Step.DONE_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_TRUNCATED = pb.Step.TRUNCATED_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_EPISODE_STEP = pb.Step.EPISODE_STEP_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_EPISODE_RETURN = pb.Step.EPISODE_RETURN_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_INFO = pb.Step.INFO_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_ACTION = pb.Actions.ACTION_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_ACTIONS = pb.AgentMessage.ACTIONS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _FLOAT32 = np.dtype("<f4")
+FINITE = NumberRange(-sys.float_info.max, sys.float_info.max)
 MAX_EXTRA_BYTES = 64  # of an environment's or an array's, besides observations
 MAX_UNCOUNTED_BYTES = 1 << 16  # of messages whose fields are not counted before they are parsed
-MAX_NUMBER = (
-    1e9  # of rewards and observations: what is larger makes infinities of a model's outputs
-)
 
 
 def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
@@ -58,16 +57,16 @@ def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
     for leaf in nest.flatten(row["frame"]):
         arrays = leaf.arrays if isinstance(leaf, Unstacked) else [leaf]
         num_bytes = len(arrays) * arrays[0].nbytes
-        tag = _tag(_OBSERVATION, num_bytes)
-        parts += [tag, *map(_as_sent, arrays)]
+        tag = field_tag(_OBSERVATION, num_bytes)
+        parts += [tag, *map(as_sent, arrays)]
         size += len(tag) + num_bytes
-    return b"".join([_tag(_STEP, size), *parts])
+    return b"".join([field_tag(_STEP, size), *parts])
 
 
 def encode_actions(actions: Any) -> bytes:
     """A nest of arrays [K, ...] as an AgentMessage."""
-    leaves = _join([(_ACTION, _as_sent(leaf).tobytes()) for leaf in nest.flatten(actions)])
-    return _tag(_ACTIONS, len(leaves)) + leaves
+    leaves = _join([(_ACTION, as_sent(leaf).tobytes()) for leaf in nest.flatten(actions)])
+    return field_tag(_ACTIONS, len(leaves)) + leaves
 
 
 class StepReader:
@@ -78,7 +77,7 @@ class StepReader:
         self._num_envs = num_envs
         self._leaves = nest.flatten(rows["frame"])
         self._arrays = [
-            ArrayReader(leaf_spec, num_envs, f"Observation {i}", MAX_NUMBER)
+            ArrayReader(leaf_spec, num_envs, f"Observation {i}", NumberRange.of(leaf_spec))
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
         ]
         self._max_fields = len(NUMBERS) * num_envs + len(self._arrays) + MAX_NAMES
@@ -111,7 +110,7 @@ class StepReader:
             raise invalid("In the first Step of a stream every done must be true, got a false.")
         if any(t and not d for t, d in zip(truncated, done, strict=False)):
             raise invalid("A truncated environment must be done, too, got one that is not.")
-        info = _read_info(step.info, self._num_envs) if step.info else {}
+        info = read_info(step.info, self._num_envs) if step.info else {}
         arrays = [array.read(leaf) for array, leaf in zip(self._arrays, observations, strict=True)]
 
         self.info = info
@@ -143,10 +142,10 @@ class StepReader:
 
     def _check_fields(self, data: bytes) -> None:
         """`Refused` if there are many small ones: as messages they take much more memory."""
-        fields = _fields_in(data, 0, len(data), 1)
+        fields = fields_in(data, 0, len(data), 1)
         if fields and fields[0][0] == _STEP:
             [(_, start, end)] = fields
-            fields = _fields_in(data, start, end, self._max_fields)
+            fields = fields_in(data, start, end, self._max_fields)
         extra = sum(end - start for tag, start, end in fields if tag != _OBSERVATION)
         if extra > self._max_extra:
             raise invalid(
@@ -163,7 +162,7 @@ class StepReader:
         return list(values)
 
 
-def _read_info(infos: Any, num_envs: int) -> InfoSums:
+def read_info(infos: Any, num_envs: int) -> InfoSums:
     if len(infos) > MAX_NAMES:
         raise invalid(f"A Step may have {MAX_NAMES} infos, got {len(infos)}.")
     sums: InfoSums = {}
@@ -191,14 +190,14 @@ class ActionsReader:
     def __init__(self, spec: Spec, num_envs: int) -> None:
         self._spec = spec.action
         self._arrays = [
-            ArrayReader(leaf, num_envs, f"Action {i}")
+            ArrayReader(leaf, num_envs, f"Action {i}", FINITE if "float" in leaf.dtype else None)
             for i, leaf in enumerate(nest.flatten(spec.action))
         ]
         num_bytes = sum(array.num_bytes for array in self._arrays)
         self._max_bytes = num_bytes + MAX_EXTRA_BYTES * (len(self._arrays) + 1)
         # What a message with one array, written as usual, has in front of it.
-        tag = _tag(_ACTION, num_bytes)
-        self._head = _tag(_ACTIONS, len(tag) + num_bytes) + tag
+        tag = field_tag(_ACTION, num_bytes)
+        self._head = field_tag(_ACTIONS, len(tag) + num_bytes) + tag
         self._single_bytes = -1
         if isinstance(spec.action, ArraySpec):
             self._single_bytes = len(self._head) + num_bytes
@@ -224,10 +223,10 @@ class ArrayReader:
     """Bytes from outside to an array of a known dtype and shape [K, ...]."""
 
     def __init__(
-        self, spec: ArraySpec, num_envs: int, name: str, most: float = sys.float_info.max
+        self, spec: ArraySpec, num_envs: int, name: str, range: NumberRange | None
     ) -> None:
-        """Numbers must be from -`most` to `most`."""
-        self._most = most
+        """All numbers must be in the `range`, if there is one."""
+        self._range = range
         self._dtype = np.dtype(spec.dtype).newbyteorder("<")
         self._shape = (num_envs, *spec.shape)
         self.num_bytes = math.prod(self._shape) * self._dtype.itemsize
@@ -243,15 +242,12 @@ class ArrayReader:
         if self._kind == "b" and np.frombuffer(data, np.uint8).max() > 1:
             raise invalid(f"{self._name} is bool: every byte must be 0 or 1, got another.")
         array = np.ndarray(self._shape, self._dtype, data)
-        if self._kind == "f" and not float(np.abs(array).max()) <= self._most:
-            raise invalid(
-                f"{self._name} must be from {-self._most:g} to {self._most:g}, got a number beyond "
-                "that, an infinity or not-a-number in it."
-            )
+        if self._range is not None and not self._range.holds(array):
+            raise invalid(f"{self._range.complaint(self._name, array)}.")
         return array
 
 
-def _fields_in(data: bytes, start: int, end: int, most: int) -> list[tuple[int, int, int]]:
+def fields_in(data: bytes, start: int, end: int, most: int) -> list[tuple[int, int, int]]:
     """The tag, start and end of each field between two bytes of a message; `Refused`."""
     fields: list[tuple[int, int, int]] = []
     while start < end:
@@ -259,11 +255,11 @@ def _fields_in(data: bytes, start: int, end: int, most: int) -> list[tuple[int, 
             raise invalid(f"A message may have {most} fields here, got more.")
         tag, start = _varint(data, start, end)
         length = {0: 0, 1: 8, 5: 4}.get(tag & 7)  # by wire type
-        if tag & 7 in (0, _LENGTH_DELIMITED):
+        if tag & 7 in (0, LENGTH_DELIMITED):
             number, start = _varint(data, start, end)
             length = number if tag & 7 else 0
         if length is None or start + length > end:
-            raise invalid(f"Expected an EnvironmentMessage, got {len(data)} other bytes.")
+            raise invalid(f"Expected a message of env.proto, got {len(data)} other bytes.")
         fields.append((tag, start, start + length))
         start += length
     return fields
@@ -276,15 +272,17 @@ def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
         number |= (data[i] & 0x7F) << 7 * (i - start)
         if data[i] < 0x80:
             return number, i + 1
-    raise invalid(f"Expected an EnvironmentMessage, got {len(data)} other bytes.")
+    raise invalid(f"Expected a message of env.proto, got {len(data)} other bytes.")
 
 
 def _join(fields: list[tuple[int, bytes]]) -> bytes:
-    return b"".join([part for field, data in fields for part in (_tag(field, len(data)), data)])
+    return b"".join(
+        [part for field, data in fields for part in (field_tag(field, len(data)), data)]
+    )
 
 
 @functools.lru_cache
-def _tag(field: int, size: int) -> bytes:
+def field_tag(field: int, size: int) -> bytes:
     """The bytes before a field of so many bytes."""
     return bytes([field]) + _varint_of(size)
 
@@ -298,6 +296,6 @@ def _varint_of(number: int) -> bytes:
     return bytes(digits)
 
 
-def _as_sent(array: np.ndarray) -> np.ndarray:
+def as_sent(array: np.ndarray) -> np.ndarray:
     """An array whose memory is what the wire wants; the same one if it lies so already."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

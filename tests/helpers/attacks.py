@@ -114,20 +114,31 @@ class FakeProxy:
 
 
 @contextlib.contextmanager
-def fake_learner(answers: list[bytes]) -> Iterator[str]:
-    """Its address. It answers each message of a stream with the next of these, then is silent."""
+def fake_end(
+    answers: list[bytes],
+    status: grpc.StatusCode | None = None,
+    method: tuple[str, str] = LEARNER_METHOD,
+    compression: grpc.Compression | None = None,
+) -> Iterator[str]:
+    """The address of a learner, or of environments that listen, if `method` is theirs.
+
+    It answers each message of a stream with the next of these, then is silent, or ends the stream
+    with `status`.
+    """
 
     def play(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         for _, answer in zip(requests, answers, strict=False):
             yield answer
+        if status is not None:
+            context.abort(status, "No, thank you.")
         for _ in requests:
             pass
 
     pool = concurrent.futures.ThreadPoolExecutor(8)
-    server = grpc.server(pool)
-    service, method = LEARNER_METHOD
+    server = grpc.server(pool, compression=compression)
+    service, name = method
     handler = grpc.stream_stream_rpc_method_handler(play)
-    handlers = grpc.method_handlers_generic_handler(service, {method: handler})
+    handlers = grpc.method_handlers_generic_handler(service, {name: handler})
     server.add_generic_rpc_handlers((handlers,))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -64,6 +64,13 @@ class Fragile(Counting):
         return super().step(action)
 
 
+class Broken(Counting):
+    """Never takes a step."""
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("the wheel was never there")
+
+
 class Hanging(Counting):
     """Hangs after a while."""
 

@@ -129,3 +129,8 @@ def unequal():
 
 def relay():
     return Relay(SCRIPT)
+
+
+def crowd():
+    """Ten agents; the last two leave early."""
+    return Relay({f"agent {i}": (0, 3 if i >= 8 else 5, "terminated") for i in range(10)})

@@ -31,14 +31,20 @@ class Learner:
         agent: Any = next_action,
         batch_size: int = 1,
         update_s: float = 0.0,
+        looks_at_rows: bool = False,
+        offer_model: Any = None,
+        initial_state: Any = None,
         **options: Any,
     ):
         """`agent(count)` says the actions; `options` are those of GatewaysConfig.
+
+        With `looks_at_rows` it is `agent(row)`.
 
         With `update_s` it takes a batch, and is busy for so long before the next one.
         """
         self._update_s = update_s
         self._agent = agent
+        self._looks_at_rows = looks_at_rows
         self.bystander: Any = None  # see attacks.py
         self.unroll_length = unroll_length
         self.rollouts: list[Any] = []  # as (rows, outputs, state), of one column each, NumPy
@@ -48,13 +54,13 @@ class Learner:
             maximum_queue_size=batch_size if update_s else None,
         )
         self.batcher = libtorchbeast.DynamicBatcher(timeout_ms=10)
-        state = (torch.zeros(1, 1),)
+        state = (torch.zeros(1, 1),) if initial_state is None else initial_state
         self.pool = libtorchbeast.ActorPool(
             unroll_length, self.queue, self.batcher, initial_agent_state=state
         )
         self.gateways = Gateways(GatewaysConfig(**options), check_first=check_first)
         self.gateways.open()
-        self.gateways.start(self.pool.add_lane)
+        self.gateways.start(self.pool.add_lane, offer_model)
         self.over = threading.Event()
         self.thinks = threading.Event()  # while set, the agent does not answer
         if hold:
@@ -114,9 +120,14 @@ class Learner:
         for batch in self.batcher:
             row, state = batch.get_inputs()
             wait_until(lambda: not self.thinks.is_set())
-            observation = nest.front(row["frame"])
-            count = observation[..., 1] if observation.ndim > 2 else row["episode_step"]
-            batch.set_outputs(({"action": self._agent(count.long())}, (state[0] + 1,)))
+            batch.set_outputs(({"action": self._act(row)}, (state[0] + 1,)))
+
+    def _act(self, row: Any) -> Any:
+        if self._looks_at_rows:
+            return self._agent(row)
+        observation = nest.front(row["frame"])
+        count = observation[..., 1] if observation.ndim > 2 else row["episode_step"]
+        return self._agent(count.long())
 
     def _take(self) -> None:
         for (rows, outputs), state in self.queue:

@@ -1,6 +1,7 @@
 """Helpers for tests with threads: what fails in one fails the test, and none is left behind."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,11 +36,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.001)
 
 
-def shortest_ms(function: Callable[[], object], attempts: int = 5) -> float:
-    """The shortest time of some calls: a busy machine can only make them longer."""
-    times = []
-    for _ in range(attempts):
+def shortest_ms(function: Callable[[], object], good_ms: float, attempts: int = 60) -> float:
+    """The shortest time of some calls, until one is good: a busy machine makes them longer."""
+    shortest = math.inf
+    for attempt in range(attempts):
         start = time.monotonic()
         function()
-        times.append((time.monotonic() - start) * 1000)
-    return min(times)
+        shortest = min(shortest, (time.monotonic() - start) * 1000)
+        if shortest <= good_ms and attempt >= 2:  # of three, none may be too short
+            break
+    return shortest

@@ -119,16 +119,14 @@ class Training(Background):
         )
 
     def wait_for_step(self, step):
-        def reached():
-            steps = re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)
-            return bool(steps) and int(steps[-1].replace(",", "")) >= step
-
-        self.wait_for(reached, f"step {step}")
+        self.wait_for(lambda: self.step >= step, f"step {step}")
         return self
 
     @property
     def step(self):
-        return int(re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)[-1].replace(",", ""))
+        """The last that was printed; 0 if none was."""
+        steps = re.findall(r"^step ([\d,]+)", self.output, re.MULTILINE)
+        return int(steps[-1].replace(",", "")) if steps else 0
 
     def stop(self, number, code, send=os.kill):
         """Send a signal: the run must say so, save, and end with this code."""
@@ -150,6 +148,12 @@ class RemoteEnvironments(Background):
     def __init__(self, folder, *args, prefix=(), **options):
         program = [sys.executable, "-m", "torchbeast.polybeast_env"]
         super().__init__([*prefix, *program, *args], folder / "environments", **options)
+
+
+def listening_at(training: Training) -> str | None:
+    """The address of a learner with --listen, once it has one."""
+    found = re.search(r"dial in at (\S+)\.$", training.output, re.MULTILINE)
+    return found and found[1]
 
 
 def mean_return(training: Training) -> float:

@@ -9,16 +9,6 @@ from libtorchbeast.environments import SyncEnvs
 from libtorchbeast.tree import map_tree
 from torchbeast.envs.spaces import observe
 
-FIELDS = (
-    "frame",
-    "reward",
-    "done",
-    "truncated",
-    "episode_return",
-    "episode_step",
-    "last_action",
-)
-
 
 class Environment:
     """Adapts a Gym or Gymnasium environment. Episodes that end start again by themselves."""
@@ -42,7 +32,4 @@ class Environment:
 
 def _as_tensors(row: dict[str, Any]) -> dict[str, Any]:
     # np.stack has copied the frame: an environment may write its next one into the same array.
-    return {
-        name: map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row[name])
-        for name in FIELDS
-    }
+    return map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)

@@ -39,10 +39,7 @@ class FileWriter:
         if symlink_to_latest:
             _point(root / "latest", self.basepath)
 
-        self._message_handler = _MessageFile(self.paths["msg"])
-        self._message_handler.setFormatter(
-            logging.Formatter("[%(levelname)s:%(process)d %(asctime)s] %(message)s")
-        )
+        self._message_handler = MessageFile(self.paths["msg"])
         logger.addHandler(self._message_handler)
 
         before = self._read_metadata()
@@ -152,14 +149,35 @@ class FileWriter:
         beside.replace(self.paths["meta"])
 
 
-class _MessageFile(logging.FileHandler):
+class MessageFile(logging.FileHandler):
+    """A handler that keeps messages in a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        form = "[%(levelname)s:%(process)d %(asctime)s] %(message)s"
+        self.setFormatter(logging.Formatter(form))
+
     def handleError(self, record: logging.LogRecord) -> None:
         """A full disk: the terminal shows the message all the same, without a traceback."""
 
 
 def new_xpid() -> str:
-    """A name for a run that has none."""
+    """A name for a run that has none; under torchrun the same for all learners and restarts."""
+    if (launch := os.environ.get("TORCHELASTIC_RUN_ID")) is not None:
+        # "none" if nobody gave it a name. Then torchrun's own process stands for the launch.
+        name = _start_of(os.getppid()) if launch == "none" else launch[:36].replace("/", "-")
+        return f"torchbeast-{name}"
     return f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def _start_of(pid: int) -> str:
+    """A name for a process that no other has had since the system was started."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # another system
+        return str(pid)
+    return f"{boot[:8]}-{stat.rpartition(')')[2].split()[19]}-{pid}"  # ticks from the boot on
 
 
 def _point(link: Path, target: Path) -> None:

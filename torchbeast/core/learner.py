@@ -3,33 +3,40 @@
 Shapes: T is unroll_length, B the batch size; a batch has T+1 rows, the last is for bootstrapping.
 """
 
-import copy
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from libtorchbeast.supervisor import RepeatFilter
+from libtorchbeast.log_repeats import RepeatFilter
 from torchbeast.core.distributions import Distribution
 from torchbeast.core.losses import (
     Batch,
+    Loss,
     Targets,
     clip_rewards,
     compute_loss,
     find_targets,
     flatten_steps,
+    normalize_nothing,
     run_model,
 )
+from torchbeast.core.minibatches import deal_out
 from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
 from torchbeast.core.optimizers import load_optimizer, make_optimizer
+from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.reward_scale import RewardScale
+from torchbeast.core.rollouts import Rollouts, drop_old_rollouts, finished_episodes, policy_lag
+from torchbeast.core.rounds import Decision, Rounds
 from torchbeast.core.running_moments import MAX_DEVIATIONS
 from torchbeast.core.settings import Settings
+from torchbeast.core.shared_stats import mean_figures, merge_figures
 from torchbeast.core.stats import RunningStats
+from torchbeast.core.undo import Undo, even_out
 
 Publish = Callable[[nn.Module, int], None]
 """Gives the agent a model's weights and their version."""
@@ -47,8 +54,7 @@ class Learner:
     """A model, its optimizer and their statistics; `update` for any thread, the rest under `lock`.
 
     `finished` is set after `total_steps`, or by whoever ends the run; then nothing is learnt.
-    `wrap` stands between model and loss: the place for what must see every forward and backward
-    pass, such as DistributedDataParallel. Weights, checkpoints and actors know `model` alone.
+    With several `ranks`, each makes the same updates, of the rollouts that all of them bring.
     """
 
     def __init__(
@@ -58,7 +64,7 @@ class Learner:
         device: torch.device,
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
-        wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+        ranks: Ranks = ALONE,
         lock: "threading.Lock | None" = None,
         stats: RunningStats | None = None,
         distribution: Distribution | None = None,
@@ -68,7 +74,9 @@ class Learner:
         self.model = model.to(device)
         if flags.compile:
             self.model.compile()
-        self._wrapped = wrap(self.model)
+        self.ranks = ranks
+        self.rounds = Rounds(ranks)
+        self._loss = ranks.wrap(Loss(self.model, flags, distribution, ranks), device)
         self.flags = flags
         self.device = device
         self.lock = lock or threading.Lock()
@@ -78,7 +86,7 @@ class Learner:
         self.name_source: Callable[[int], str] = "environment {}".format
         """The environment behind a number in a batch's `source`, for people."""
         self._skipped_in_a_row = 0
-        self._last_culprits = ""
+        self._last_nonfinite = ""
         self._repeats = RepeatFilter()
         self._sees_single_rows = getattr(model, "sees_single_rows", False)
         self._reward_scale = (
@@ -95,10 +103,24 @@ class Learner:
         """Of the weights: the number of updates they have seen."""
         return self.stats.updates
 
-    def update(self, batch: Batch, initial_state: tuple[Tensor, ...], publish: Publish) -> bool:
-        """Learn from one batch and publish the weights; False once training is finished."""
+    def update(
+        self, batch: Batch | None, initial_state: tuple[Tensor, ...], publish: Publish
+    ) -> bool:
+        """Learn from one batch and publish the weights; False once training is finished.
+
+        With several ranks, learn with those of the others; None: from those of the others alone,
+        if they have any.
+        """
         with self.lock:
-            if self.finished.is_set():
+            decision = Decision.WAIT
+            while decision is Decision.WAIT:
+                if self.finished.is_set():
+                    return False
+                decision = self.rounds.meet(has_batch=batch is not None)
+                if decision is Decision.WAIT and batch is None:
+                    return True
+            if decision is Decision.STOP:
+                self.finished.set()
                 return False
             before = self.version
             self.step(batch, initial_state)
@@ -110,119 +132,122 @@ class Learner:
                 self.finished.set()
             return not self.finished.is_set()
 
-    def step(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> None:
+    def step(self, batch: Batch | None, initial_state: tuple[Tensor, ...] = ()) -> None:
         """Learn from one batch; not from rollouts that make the gradient infinite or NaN.
 
         Without anything to learn from there is no update and no new version, which would make the
-        rollouts to come older still.
+        rollouts to come older still. All ranks decide alike, by what all of them know.
         """
+        mine = None if batch is None else self._take_in(batch, initial_state)
+        undo = Undo(self.model, self._reward_scale, self.optimizer, self.flags)
+        try:
+            steps = self._learn_from(mine)
+            was_finite = steps is not None
+            if not was_finite:
+                undo()
+                nonfinite = [] if mine is None else self._find_nonfinite(mine)
+                undo()
+                mine = None if mine is None else mine.without(nonfinite)
+                if self.ranks.sum(torch.tensor(len(nonfinite))) > 0:
+                    steps = self._learn_from(mine)
+            if not steps:
+                undo()
+                if not was_finite:
+                    self._skip()
+        except BaseException:  # such as the end of another rank, half-way through the passes
+            undo()
+            raise
+        self._report(mine, steps or [])
+        if steps:
+            self._skipped_in_a_row = 0
+            even_out(undo.changed_buffers(self.ranks), mine, self.ranks)
+            self.scheduler.step()
+
+    def _take_in(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> Rollouts:
+        """Count what ended, and drop what is too old."""
         lag = policy_lag(batch, self.version)
         self.stats.add_episodes(*finished_episodes(batch))
         if self.flags.max_policy_lag is not None:
             dropped = drop_old_rollouts(batch, lag, self.flags.max_policy_lag)
             self.stats.count("dropped_rollouts", dropped)
-        if batch["truncated"][1:].all():
-            return
-        restore = self._remember()
-        figures = self._learn_from(batch, initial_state, lag)
-        if not math.isfinite(figures[-1]["grad_norm"]):
-            restore()
-            culprits = self._find_culprits(batch, initial_state)
-            restore()
-            kept = [i for i in range(lag.shape[1]) if i not in culprits]
-            batch, initial_state, lag = pick_columns((batch, initial_state, lag), kept)
-            figures = []
-            if culprits and not batch["truncated"][1:].all():
-                figures = self._learn_from(batch, initial_state, lag)
-        if not figures or not math.isfinite(figures[-1]["grad_norm"]):
-            restore()
-            self._skip()
-            return
-        self._skipped_in_a_row = 0
-        means = {name: math.fsum(m[name] for m in figures) / len(figures) for name in figures[0]}
-        self._report_outliers(int(means.pop("outliers")))
-        means["learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        self.stats.add_update(int((~batch["truncated"][1:]).sum()), means)
-        self.scheduler.step()
+        return Rollouts(batch, initial_state, lag)
 
-    def _learn_from(
-        self, batch: Batch, initial_state: tuple[Tensor, ...], lag: Tensor
-    ) -> list[dict[str, float]]:
-        """All passes over a batch; returns the figures of each step of the optimizer.
+    def _learn_from(self, mine: Rollouts | None) -> list[dict[str, float]] | None:
+        """All passes over the batch; returns what to report of each step of the optimizer.
 
-        Ends at the first gradient that is not finite, with which no step is made.
+        None: ends at the first gradient that is not finite, with which no step is made.
         """
-        outliers = self._observe(batch)
-        mean_lag = float(lag[~batch["truncated"][1:]].float().mean())
-        rewards = self._scale_rewards(batch)
-        goals: Targets | Tensor = rewards
-        if self.flags.clip_ratio is not None:
-            with torch.no_grad():
-                output, _ = run_model(self.model, batch, initial_state, self.flags)
-                goals = find_targets(output, batch, self.flags, rewards, self.distribution)
-            can_mix_steps = self._sees_single_rows and not initial_state
-            if can_mix_steps and self.flags.num_minibatches > 1:
-                batch, goals = flatten_steps(batch, goals)
-        rollouts = (batch, initial_state, goals)
-        figures = []
-        for columns in self._draw_minibatches(batch["done"].shape[1]):
-            part = rollouts if columns is None else pick_columns(rollouts, columns)
+        if int(self.ranks.sum(torch.tensor(0 if mine is None else mine.num_steps))) == 0:
+            return []
+        same: dict[str, float] = {"outliers": self._observe(mine)}
+        if mine is not None:
+            same["policy_lag"] = float(mine.lag[mine.mask].float().mean())
+        batch, initial_state, goals = self._set_goals(mine)
+        mask = goals.mask if isinstance(goals, Targets) else None if mine is None else mine.mask
+        steps = []
+        for columns, num_steps in deal_out(mask, self.flags, self.ranks):
+            part: Any = (None,)
+            if num_steps > 0:
+                part = batch, initial_state, goals
+                part = part if columns is None else pick_columns(part, columns)
             metrics = self._find_gradient(*part)
-            if metrics is None:
-                continue
-            figures.append({**metrics, "outliers": outliers, "policy_lag": mean_lag})
             if not math.isfinite(metrics["grad_norm"]):
-                break
+                return None
+            figures = {**metrics, **same} if num_steps > 0 else metrics
+            steps.append({**figures, "weight": num_steps})
             self.optimizer.step()
-        return figures
+        return steps
 
-    def _draw_minibatches(self, num_columns: int) -> Iterator[Tensor | None]:
-        """The columns of each step of the optimizer; None: all of them.
+    def _set_goals(
+        self, mine: Rollouts | None
+    ) -> tuple[Batch | None, tuple[Tensor, ...], Targets | Tensor | None]:
+        """What the passes see: the batch, and the targets for all of them, or the rewards."""
+        finds_targets = self.flags.clip_ratio is not None
+        if mine is None:
+            if finds_targets and self.flags.normalize_advantages:
+                normalize_nothing(self.device, self.ranks)
+            return None, (), None
+        batch, initial_state, _ = mine
+        rewards = self._scale_rewards(batch)
+        if not finds_targets:
+            return batch, initial_state, rewards
+        with torch.no_grad():
+            output, _ = run_model(self.model, batch, initial_state, self.flags)
+            goals = find_targets(output, batch, self.flags, rewards, self.distribution, self.ranks)
+        can_mix_steps = self._sees_single_rows and not initial_state
+        if can_mix_steps and self.flags.num_minibatches > 1:
+            batch, goals = flatten_steps(batch, goals)
+        return batch, initial_state, goals
 
-        Every pass deals them out at random.
-        """
-        num_parts = min(self.flags.num_minibatches, num_columns)
-        for _ in range(self.flags.num_passes):
-            if num_parts == 1:
-                yield None
-                continue
-            order = torch.randperm(num_columns).to(self.device)
-            yield from (order[i::num_parts] for i in range(num_parts))
-
-    def _observe(self, batch: Batch) -> int:
+    def _observe(self, mine: Rollouts | None) -> int:
         """Take a batch into the running statistics; returns how many numbers were out of reach."""
-        truncated = batch["truncated"][1:]
-        outliers = torch.zeros((), device=truncated.device)
-        observe_frames = getattr(self.model, "observe_frames", None)
+        outliers: Tensor | float = 0.0
+        observe_frames: Any = getattr(self.model, "observe_frames", None)
         if observe_frames is not None:
-            outliers += observe_frames(batch["frame"], ~truncated)
-        if self._reward_scale is not None:
-            outliers += self._reward_scale.observe(clip_rewards(batch, self.flags), batch)
+            frame, mask = (None, None) if mine is None else (mine.batch["frame"], mine.mask)
+            outliers = observe_frames(frame, mask, self.ranks)
+        if self._reward_scale is not None and mine is not None:
+            rewards = clip_rewards(mine.batch, self.flags)
+            outliers = outliers + self._reward_scale.observe(rewards, mine.batch, self.ranks)
+        elif self._reward_scale is not None:
+            self._reward_scale.observe_nothing(self.ranks)
         return int(outliers)
 
     def _find_gradient(
-        self, batch: Batch, initial_state: tuple[Tensor, ...], goals: Targets | Tensor
-    ) -> dict[str, float] | None:
+        self,
+        batch: Batch | None,
+        initial_state: tuple[Tensor, ...] = (),
+        goals: Targets | Tensor | None = None,
+    ) -> dict[str, float]:
         """The gradient of a batch or a part of it, clipped; returns what to report about it.
 
-        `goals` are targets, or the rewards to find them from. None: there is nothing to learn.
+        `goals` are targets, or the rewards to find them from. None: others have the whole part.
         """
         targets = goals if isinstance(goals, Targets) else None
         rewards = None if isinstance(goals, Targets) else goals
-        mask = ~batch["truncated"][1:] if targets is None else targets.mask
-        if not mask.any():
-            return None
-        loss, metrics = compute_loss(
-            self._wrapped,
-            batch,
-            initial_state,
-            self.flags,
-            rewards,
-            self.distribution,
-            targets,
-        )
+        loss, metrics = self._loss(batch, initial_state, rewards, targets)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        self.ranks.backward(loss)
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(
             self.model.parameters(), self.flags.grad_norm_clipping
         )
@@ -230,16 +255,34 @@ class Learner:
         figures = torch.stack([v.detach().float() for v in metrics.values()]).tolist()
         return dict(zip(metrics, figures, strict=True))
 
+    def _report(self, mine: Rollouts | None, steps: list[dict[str, float]]) -> None:
+        """Exchange the figures of an update with the other ranks, and count it if there was one."""
+        own = mean_figures(steps)
+        self._report_outliers(int(own.pop("outliers", 0)))
+        num_steps = mine.num_steps if mine is not None and steps else 0
+        message = {"steps": num_steps, "figures": own, "news": self.stats.take_news()}
+        messages = self.ranks.exchange(message)
+        self.stats.add_news([message["news"] for message in messages])
+        if not steps:
+            return
+        counts = [message["steps"] for message in messages]
+        figures = merge_figures([message["figures"] for message in messages], counts)
+        figures["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        if self.ranks.size > 1:
+            figures["num_learners"] = sum(number > 0 for number in counts)
+        self.stats.add_update(sum(counts), figures)
+
     def _scale_rewards(self, batch: Batch) -> Tensor:
         """Those to learn from, [T, B]: clipped and scaled as the flags say."""
         rewards = clip_rewards(batch, self.flags)
         return rewards if self._reward_scale is None else self._reward_scale.scale(rewards)
 
-    def _find_culprits(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> list[int]:
+    def _find_nonfinite(self, mine: Rollouts) -> list[int]:
         """Log and count the rollouts whose gradient is not finite.
 
         By the statistics of observations and rewards from before, which no rollout has spoilt.
         """
+        batch = mine.batch
 
         def loss_of(batch: Batch, initial_state: tuple[Tensor, ...]) -> Tensor:
             rewards = self._scale_rewards(batch)
@@ -247,17 +290,17 @@ class Learner:
                 self.model, batch, initial_state, self.flags, rewards, self.distribution
             )[0]
 
-        culprits = find_nonfinite(self.model, loss_of, batch, initial_state)
-        self.stats.count("nonfinite_rollouts", len(culprits))
-        self._last_culprits = (
-            describe_rollouts(batch, culprits, self.version, self.name_source)
-            if culprits
+        nonfinite = find_nonfinite(self.model, loss_of, batch, mine.initial_state)
+        self.stats.count("nonfinite_rollouts", len(nonfinite))
+        self._last_nonfinite = (
+            describe_rollouts(batch, nonfinite, self.version, self.name_source)
+            if nonfinite
             else "no rollout of the batch alone"
         )
         text = self._repeats.take("The gradient of these rollouts is not finite; they are left out")
         if text is not None:
-            logger.warning("%s: %s.", text, self._last_culprits)
-        return culprits
+            logger.warning("%s: %s.", text, self._last_nonfinite)
+        return nonfinite
 
     def _report_outliers(self, number: int) -> None:
         if number == 0:
@@ -270,42 +313,15 @@ class Learner:
         if text is not None:
             logger.warning("%s: %d numbers of the last batch.", text, number)
 
-    def _remember(self) -> Callable[[], None]:
-        """Returns a function that puts back what an update changes before it may fail.
-
-        Forward passes change running means; of several steps of the optimizer the first may have
-        been made when a later one fails.
-        """
-        scale, flags = self._reward_scale, self.flags
-        modules = [self.model] if scale is None else [self.model, scale]
-        tensors = [b for module in modules for b in module.buffers()]
-        optimizer_state = None
-        if flags.num_passes * flags.num_minibatches > 1:
-            tensors += list(self.model.parameters())
-            optimizer_state = copy.deepcopy(self.optimizer.state_dict())
-        saved = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        returns = scale.snapshot() if scale is not None else {}
-
-        @torch.no_grad()
-        def restore() -> None:
-            for tensor, value in saved:
-                tensor.copy_(value)
-            if optimizer_state is not None:
-                self.optimizer.load_state_dict(copy.deepcopy(optimizer_state))
-            if scale is not None:
-                scale.restore(returns)
-
-        return restore
-
     def _skip(self) -> None:
         """Count an update that cannot be made; NothingFinite if it goes on like this."""
-        self.stats.count("skipped_updates", 1)
+        self.stats.count("skipped_updates", int(self.ranks.rank == 0))  # all ranks skip it
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row >= MAX_SKIPPED_UPDATES:
             raise NothingFinite(
                 f"The gradient must be finite, and was not for {self._skipped_in_a_row} updates in "
                 f"a row at step {self.stats.step}; the last time because of "
-                f"{self._last_culprits}. Lower --learning_rate, clip rewards, or look at what "
+                f"{self._last_nonfinite}. Lower --learning_rate, clip rewards, or look at what "
                 "these environments send."
             )
 
@@ -356,31 +372,3 @@ class Learner:
 
 def _num_parameters(optimizer_state: dict[str, Any]) -> int:
     return sum(len(group["params"]) for group in optimizer_state["param_groups"])
-
-
-def policy_lag(batch: Batch, version: int) -> Tensor:
-    """By how many updates the weights that acted were behind, [T, B]; 0 where nobody acted."""
-    truncated = batch["truncated"][1:]
-    if "version" not in batch:
-        return torch.zeros_like(truncated, dtype=torch.int64)
-    return (version - batch["version"].expand(truncated.shape)).masked_fill(truncated, 0)
-
-
-def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
-    """Let nothing be learnt from rollouts with a step that is further behind; returns how many.
-
-    A row that is `truncated` counts for nothing, so that is what all their rows become.
-    """
-    is_old = (lag > max_lag).any(dim=0)  # [B]
-    batch["truncated"] = batch["truncated"] | is_old
-    return int(is_old.sum())
-
-
-def finished_episodes(batch: Batch) -> tuple[list[float], list[int]]:
-    """Returns and lengths of the episodes that ended in this batch.
-
-    Row 0 was the last row of the rollout before and has been counted there.
-    """
-    done, episode_step = batch["done"][1:], batch["episode_step"][1:]
-    over = done & (episode_step > 0)  # not the very first row, not a lost life
-    return batch["episode_return"][1:][over].tolist(), episode_step[over].tolist()

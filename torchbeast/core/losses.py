@@ -14,6 +14,7 @@ from libtorchbeast.tree import map_tree
 from torchbeast.core import vtrace
 from torchbeast.core.agent_output import as_output
 from torchbeast.core.distributions import Categorical, Distribution
+from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.settings import Settings
 
 Batch = dict[str, Any]
@@ -63,11 +64,25 @@ def compute_surrogate_loss(log_probs: Tensor, targets: "Targets", clip_ratio: fl
     return -torch.min(ratio * targets.pg_advantages, clipped * targets.pg_advantages).sum()
 
 
-def normalize(advantages: Tensor, mask: Tensor) -> Tensor:
-    """At a mean of 0 and a deviation of 1 where the mask is, 0 elsewhere."""
-    counted = advantages[mask]
-    deviation = counted.std(correction=0).clamp(min=1e-8)
-    return ((advantages - counted.mean()) / deviation).masked_fill(~mask, 0.0)
+def normalize(advantages: Tensor, mask: Tensor, ranks: Ranks = ALONE) -> Tensor:
+    """At a mean of 0 and a deviation of 1 where the masks of all ranks are, 0 elsewhere."""
+    counted = advantages[mask].double()
+    mean, deviation = _moments_over(ranks, counted)
+    normal = (advantages - mean.float()) / deviation.float().clamp(min=1e-8)
+    return normal.masked_fill(~mask, 0.0)
+
+
+def normalize_nothing(device: torch.device, ranks: Ranks) -> None:
+    """The part in it of a rank that has no advantages."""
+    _moments_over(ranks, torch.zeros(0, dtype=torch.float64, device=device))
+
+
+def _moments_over(ranks: Ranks, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the numbers of all ranks, of 64 bits, as squares are summed."""
+    count = torch.full_like(numbers.sum(), len(numbers))
+    sums = ranks.sum(torch.stack([count, numbers.sum(), numbers.square().sum()]))
+    count, mean, square = sums[0], sums[1] / sums[0], sums[2] / sums[0]
+    return mean, (square - mean.square()).clamp(min=0.0).sqrt()
 
 
 def sum_auxiliary(losses: dict[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
@@ -126,6 +141,7 @@ def find_targets(
     flags: Settings,
     rewards: Tensor,
     distribution: Distribution | None = None,
+    ranks: Ranks = ALONE,
 ) -> Targets:
     """V-trace's, by what the model said, `policy_logits` and `baseline`, at the T+1 rows."""
     # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.
@@ -148,7 +164,7 @@ def find_targets(
         mask=mask,
     )
     if flags.normalize_advantages:
-        advantages = normalize(advantages, mask)
+        advantages = normalize(advantages, mask, ranks)
     return Targets(vs, advantages, log_probs, log_rhos, mask)
 
 
@@ -186,18 +202,19 @@ def compute_loss(
     rewards: Tensor | None = None,
     distribution: Distribution | None = None,
     targets: Targets | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it.
 
     `rewards` [T, B] are those to learn from; None: the batch's, clipped. `distribution` is what the
     logits are the parameters of; None: a softmax policy's. `targets` may have been found before,
-    with other weights; None: they are found here.
+    with other weights; None: they are found here, as one with those of the other `ranks`.
     """
     output, auxiliary = run_model(model, batch, initial_state, flags)
     distribution = distribution or Categorical(output["policy_logits"].shape[-1])
     if targets is None:
         rewards = clip_rewards(batch, flags) if rewards is None else rewards
-        targets = find_targets(output, batch, flags, rewards, distribution)
+        targets = find_targets(output, batch, flags, rewards, distribution, ranks)
     T, mask = len(targets.mask), targets.mask
     logits, values = output["policy_logits"][:T], output["baseline"][:T]
     log_probs = distribution.log_prob(logits, map_tree(lambda x: x[:T], batch["action"]))
@@ -226,6 +243,47 @@ def compute_loss(
     if taken := [name for name in auxiliary_losses if name in metrics]:
         raise ValueError(f"A model's own loss needs another name than {taken[0]!r}.")
     return total_loss, {**metrics, **auxiliary_losses}
+
+
+class Loss(nn.Module):
+    """`compute_loss` as a module, for what must see whole passes: DistributedDataParallel.
+
+    `nothing` is what the loss of a rank without rollouts depends on, and no other.
+    """
+
+    def __init__(
+        self, model: nn.Module, flags: Settings, distribution: Distribution | None, ranks: Ranks
+    ) -> None:
+        super().__init__()
+        self.model = model
+        device = next((p.device for p in model.parameters()), None)
+        self.nothing = nn.Parameter(torch.zeros((), device=device))
+        self._flags = flags
+        self._distribution = distribution
+        self._ranks = ranks
+
+    def forward(
+        self,
+        batch: Batch | None,
+        initial_state: tuple[Tensor, ...] = (),
+        rewards: Tensor | None = None,
+        targets: Targets | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Without a batch the loss is 0: this rank is there for the backward pass of the others."""
+        if batch is None:
+            if self._flags.normalize_advantages and self._flags.clip_ratio is None:
+                normalize_nothing(self.nothing.device, self._ranks)
+            return 0.0 * self.nothing, {}
+        return compute_loss(
+            self.model,
+            batch,
+            initial_state,
+            self._flags,
+            rewards,
+            self._distribution,
+            targets,
+            self._ranks,
+        )
 
 
 def autocast(device: torch.device, dtype: str) -> torch.autocast:

@@ -23,15 +23,15 @@ def pick_columns(tree: Any, columns: Sequence[int] | Tensor) -> Any:
 def find_nonfinite(model: nn.Module, loss_of: Loss, batch: Any, initial_state: Any) -> list[int]:
     """The columns whose gradient, each alone, has no finite norm."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    culprits = []
+    nonfinite = []
     for i in range(batch["reward"].shape[1]):
         loss = loss_of(pick_columns(batch, [i]), pick_columns(initial_state, [i]))
         # Not `backward`, which would set off the hooks of what is wrapped around the model.
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         norm = nn.utils.get_total_norm([g for g in gradients if g is not None])
         if not norm.isfinite():
-            culprits.append(i)
-    return culprits
+            nonfinite.append(i)
+    return nonfinite
 
 
 def describe_rollouts(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.running_moments import MAX_NORMALIZED, RunningMoments
 from torchbeast.core.vtrace import suffix_scan
 
@@ -39,7 +40,7 @@ class RewardScale(nn.Module):
         return (rewards / deviation).clamp(-MAX_NORMALIZED, MAX_NORMALIZED)
 
     @torch.no_grad()
-    def observe(self, rewards: Tensor, batch: dict[str, Any]) -> Tensor:
+    def observe(self, rewards: Tensor, batch: dict[str, Any], ranks: Ranks = ALONE) -> Tensor:
         """Take in the rewards [T, B] of a batch's transitions; returns how many were out of reach.
 
         Without a `source` in the batch nobody knows which rollouts follow each other; each then
@@ -62,10 +63,14 @@ class RewardScale(nn.Module):
             reverse = suffix_scan(decays[:, columns].flip(0), gains[:, columns].flip(0))
             returns[:, columns] = reverse.flip(0)
             self._returns.update(zip(sources, returns[-1, columns].tolist(), strict=False))
-        self.moments.add(returns[~truncated])
+        self.moments.add(returns[~truncated], ranks)
         while len(self._returns) > MAX_ENVIRONMENTS:
             self._returns.pop(next(iter(self._returns)))  # whose last rollout is the oldest
         return num_outliers
+
+    def observe_nothing(self, ranks: Ranks) -> None:
+        """Take in the rewards of other ranks alone."""
+        self.moments.add(self.moments.mean.new_zeros(0), ranks)
 
 
 def _in_turn(batch: dict[str, Any]) -> list[tuple[list[int], list[int]]]:

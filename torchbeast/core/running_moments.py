@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.ranks import ALONE, Ranks
+
 EPSILON = 1e-8
 MAX_NORMALIZED = 10.0  # what hardly varied so far may be anything later
 MAX_DEVIATIONS = 30.0  # a sample further from the mean counts as one that is so far away
@@ -38,19 +40,29 @@ class RunningMoments(nn.Module):
         return torch.where(self.count >= MIN_COUNT, reach, torch.inf)
 
     @torch.no_grad()
-    def add(self, samples: Tensor) -> Tensor:
+    def add(self, samples: Tensor, ranks: Ranks = ALONE) -> Tensor:
         """Take in samples [N, ...]: of two sets, the means and variances give those of both.
 
-        Returns how many numbers were out of reach.
+        All ranks take in the samples of all. Returns how many numbers of this one's were out of
+        reach.
         """
-        if len(samples) == 0:
-            return self.count.new_zeros(())
         numbers, reach = samples.double(), self.reach
         samples = numbers.clamp(self.mean - reach, self.mean + reach)
-        weight = len(samples) / (self.count + len(samples))
-        difference = samples.mean(0) - self.mean
-        self.variance.mul_(1 - weight).add_(weight * samples.var(0, correction=0))
+        own = torch.zeros((3, *self.mean.shape), dtype=torch.float64, device=self.mean.device)
+        if len(samples) > 0:
+            own[0] = len(samples)
+            own[1] = samples.mean(0)
+            own[2] = samples.var(0, correction=0)
+        counts, means, variances = ranks.gather(own).unbind(1)  # [size, ...] each
+        count = counts.sum(0)
+        if not count.any():
+            return self.count.new_zeros(())
+        mean = (counts * means).sum(0) / count
+        variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
+        weight = count / (self.count + count)
+        difference = mean - self.mean
+        self.variance.mul_(1 - weight).add_(weight * variance)
         self.variance.add_(weight * (1 - weight) * difference**2)
         self.mean.add_(weight * difference)
-        self.count.add_(len(samples))
+        self.count.add_(count.flatten()[0])
         return (samples != numbers).sum()

@@ -12,7 +12,7 @@ class Settings:
     total_steps: int = 5_000_000
     """Environment steps to train for."""
     batch_size: int = 8
-    """B: rollouts in one update."""
+    """B: rollouts in one update; with --target_policy_lag the fewest."""
     unroll_length: int = 20
     """T: steps in one rollout."""
     max_policy_lag: int | None = 1000

@@ -89,6 +89,13 @@ class RunningStats:
         with self._lock:
             self._totals[name] = self._totals.get(name, 0) + number
 
+    def take_news(self) -> dict[str, Any]:
+        """What other learners must know: nothing, as there are none (see `SharedStats`)."""
+        return {}
+
+    def add_news(self, all_news: list[dict[str, Any]]) -> None:
+        """What they have said."""
+
     def _add(self, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
             if math.isfinite(value):

@@ -3,7 +3,7 @@
 from libtorchbeast.rows import Environments, Row
 from torchbeast.envs.names import REMOTE, check_env
 from torchbeast.envs.options import EnvOptions
-from torchbeast.envs.registry import is_atari, look_at, make_envs, make_group
+from torchbeast.envs.registry import is_atari, look_at, look_at_game, make_envs, make_group
 
 __all__ = [
     "GROUP_FACTORY",
@@ -14,6 +14,7 @@ __all__ = [
     "check_env",
     "is_atari",
     "look_at",
+    "look_at_game",
     "make_envs",
     "make_group",
 ]

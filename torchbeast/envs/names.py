@@ -3,6 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium
@@ -78,6 +79,11 @@ def _find_id(name: str) -> EnvSpec:
     try:
         spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
+        if (function := find_register_function(name)) is not None:
+            raise UsageError(
+                f"No environment is called {name!r} before its package has registered it; add "
+                f"--import {function}."
+            ) from error
         known = [*TOYS, *gymnasium.registry]
         raise UsageError(
             f"No environment is called {name!r}{did_you_mean(name, known)}; --env takes a "
@@ -86,6 +92,17 @@ def _find_id(name: str) -> EnvSpec:
         ) from error
     assert isinstance(spec, EnvSpec)
     return spec
+
+
+def find_register_function(name: str) -> str | None:
+    """The function of an installed package that registers the ids of `namespace/...`, if any.
+
+    Packages name it as an entry point, which Gymnasium has not called since its version 1.
+    """
+    namespace, slash, _ = name.partition("/")
+    if not slash or any(known.startswith(f"{namespace}/") for known in gymnasium.registry):
+        return None
+    return next((e.value for e in entry_points(group="gymnasium.envs", name=namespace)), None)
 
 
 def did_you_mean(name: str, known: list[str]) -> str:

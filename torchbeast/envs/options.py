@@ -1,6 +1,7 @@
 """What is said of an environment: its name, its arguments, what it is wrapped in."""
 
 import dataclasses
+import functools
 import importlib
 import json
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ class EnvOptions:
     env_kwargs: str = ""
     """Arguments of the environment or its factory, as JSON: '{"size": 8}'."""
     imports: Annotated[str, tyro.conf.arg(name="import")] = ""
-    """Import these modules first, which register environments (several with commas)."""
+    """Import these modules first, which register environments (several with commas); of a
+    package.module:function, call the function, too."""
     wrappers: str = ""
     """Wrap each environment in package.module:Wrapper,..., from the inside out."""
     frame_stack: int | None = None
@@ -64,10 +66,15 @@ class EnvOptions:
         return [own_code.find(name, "--wrappers") for name in split_names(self.wrappers)]
 
     def import_modules(self) -> None:
-        """Those of --import."""
+        """Those of --import; functions are called once in a process."""
         for name in split_names(self.imports):
             try:
-                importlib.import_module(name)
+                if ":" in name:
+                    _register(name)
+                else:
+                    importlib.import_module(name)
+            except UsageError:
+                raise
             except ImportError as error:
                 raise UsageError(
                     f"--import {name}: cannot be imported ({error}); name a module that Python "
@@ -76,6 +83,12 @@ class EnvOptions:
             except Exception as error:
                 where = own_code.say_where(error)
                 raise UsageError(f"--import {name}: it fails with {where}.") from error
+
+
+@functools.cache
+def _register(name: str) -> None:
+    """Let a function of a package register its environments."""
+    own_code.find(name, "--import")()
 
 
 def names_of_code(options: EnvOptions) -> list[str]:

@@ -222,8 +222,8 @@ def check_agents(num_agents: int, num_envs: int) -> None:
     if num_agents > num_envs:
         raise UsageError(
             f"A group of environments must have places for all {num_agents} agents of a game, got "
-            f"{num_envs}; raise --envs_per_actor (--envs_per_server of polybeast_env, for two "
-            f"groups), best to a multiple of {num_agents}."
+            f"{num_envs}; leave --envs_per_actor out (--envs_per_server of polybeast_env), or "
+            f"raise it to a multiple of {num_agents} (of {2 * num_agents})."
         )
 
 

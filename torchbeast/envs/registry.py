@@ -78,12 +78,18 @@ def make_env(options: EnvOptions, render: bool = False) -> Any:
 
 def look_at(options: EnvOptions, num_envs: int | None = None) -> Spec:
     """What such environments are like; UsageError if groups of `num_envs` are too small."""
+    spec, num_agents = look_at_game(options)
+    if num_envs is not None:
+        check_agents(num_agents, num_envs)
+    return spec
+
+
+def look_at_game(options: EnvOptions) -> tuple[Spec, int]:
+    """What such environments are like, and how many agents one of them has."""
     with say_if_slow(f"Making one of {options.env}"):
         envs = make_envs(options, num_envs=1, whole_games=True)
         try:
-            if num_envs is not None:
-                check_agents(getattr(envs, "num_agents", 1), num_envs)
-            return spec_of_group(envs, envs.reset())
+            return spec_of_group(envs, envs.reset()), getattr(envs, "num_agents", 1)
         except UnknownSpace as error:
             raise UsageError(f"--env {options.env}: {error}") from error
         finally:

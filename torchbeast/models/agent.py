@@ -147,8 +147,13 @@ def unroll_lstm(
 ) -> tuple[Tensor, AgentState]:
     """Run `lstm` over [T, B, F], with the memory zeroed at each row that starts an episode.
 
-    Rows between two such rows of any column go through in one call.
+    Rows between two such rows of any column go through in one call. Under autocast it runs in
+    float32, like all memory: errors would add up from row to row.
     """
+    device_type = features.device.type
+    if torch.is_autocast_enabled(device_type):
+        with torch.autocast(device_type, enabled=False):
+            return unroll_lstm(lstm, features.float(), done, tuple(s.float() for s in state))
     T = len(features)
     done = done.bool()  # code for TorchBeast may have uint8
     starts = {0, *done.any(dim=1).nonzero().flatten().tolist()}

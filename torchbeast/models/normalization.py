@@ -4,15 +4,16 @@ The statistics are buffers: they are in checkpoints, and are published with the 
 actors and learner see a frame with the statistics of their version. The learner updates them.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from libtorchbeast.specs import ACTION_MASK, ArraySpec, split_mask
 from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.agent_output import AgentState
+from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.running_moments import MAX_NORMALIZED, RunningMoments
 
 
@@ -37,19 +38,32 @@ class NormalizedObservations(nn.Module):
         frame = map_tree(_normalize, self._tree[0], inputs["frame"])
         return self.agent({**inputs, "frame": frame}, core_state)
 
-    def observe_frames(self, frame: Any, mask: Tensor) -> Tensor:
+    def observe_frames(
+        self, frame: Any, mask: Tensor | None, ranks: Ranks = ALONE
+    ) -> Tensor | float:
         """Take in frames [T+1, B, ...], but for the last row's, where `mask` [T, B] says so.
 
-        For the learner alone. Returns how many numbers were out of the statistics' reach.
+        For the learner alone. Without a mask there are no frames here, only those of other ranks.
+        Returns how many numbers were out of the statistics' reach.
         """
-        num_outliers = torch.zeros((), device=mask.device)
+        samples: dict[RunningMoments, Tensor] = {}
 
-        def add(moments: RunningMoments | None, x: Tensor) -> None:
-            if moments is not None:
-                num_outliers.add_(moments.add(x[: len(mask)][mask]))
+        def pick(moments: RunningMoments | None, x: Tensor) -> None:
+            if moments is not None and mask is not None:
+                samples[moments] = x[: len(mask)][mask]
 
-        map_tree(add, self._tree[0], frame)
+        if mask is not None:
+            map_tree(pick, self._tree[0], frame)
+        num_outliers: Tensor | float = 0.0
+        for moments in self._all_moments():
+            none = moments.mean.new_zeros((0, *moments.mean.shape))
+            num_outliers = num_outliers + moments.add(samples.get(moments, none), ranks)
         return num_outliers
+
+    def _all_moments(self) -> Iterator[RunningMoments]:
+        for moments in self.moments:
+            assert isinstance(moments, RunningMoments)
+            yield moments
 
 
 def _normalize(moments: RunningMoments | None, x: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ FIGURES = {
     "explained_variance": Figure("train", "of V-trace's targets by the value; 1 is perfect"),
     "clipped_rho_fraction": Figure("train", "part of the importance weights clipped", "{:.1%}"),
     "policy_lag": Figure("train", "updates between acting and learning, mean", "{:.1f}"),
+    "batch_size": Figure("train", "rollouts in an update, mean", "{:,.1f}"),
     "updates": Figure("train", "updates of the weights", "{:,.0f}", in_view=False),
     "dropped_rollouts": Figure(
         "train", "rollouts older than `--max_policy_lag`, so far", "{:,.0f}", in_view=False
@@ -51,6 +52,7 @@ FIGURES = {
     "padded_rollouts": Figure(
         "system", "rollouts that ended with their process or connection", "{:,.0f}", in_view=False
     ),
+    "num_learners": Figure("system", "learners with rollouts for an update, mean", "{:.1f}"),
     "num_actors": Figure("system", "groups of environments", "{:,.0f}", in_view=False),
     "inference_batch_size": Figure("system", "rows the agent answers at once, mean", "{:.1f}"),
     "inference_queue_size": Figure("system", "rows that wait for the agent", in_view=False),

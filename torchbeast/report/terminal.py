@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from torchbeast.core.ranks import Place
 from torchbeast.report.figures import FIGURES, show
 
 Figures = dict[str, float | int | None]
@@ -39,10 +40,15 @@ def make_view(total_steps: int) -> View:
 def log_to_terminal(logger: logging.Logger | None = None) -> logging.Handler:
     """Show log messages, above the live bar if there is one: all of the program, or of one logger.
 
-    Returns what shows them.
+    Of several learners, the first one alone; the others show what is wrong. Returns what shows
+    them.
     """
     handler = _CurrentStderr()
-    handler.setFormatter(logging.Formatter("[%(levelname)s %(asctime)s] %(message)s"))
+    place = Place.find()
+    who = "" if place.is_alone else f" learner {place.rank}"
+    handler.setFormatter(logging.Formatter(f"[%(levelname)s{who} %(asctime)s] %(message)s"))
+    if place.rank > 0:
+        handler.setLevel(logging.WARNING)
     if logger is None:
         logging.basicConfig(level=logging.INFO, handlers=[handler])
     else:

@@ -8,9 +8,10 @@ from libtorchbeast import secret
 from libtorchbeast.environments import Broken, describe_failure
 from libtorchbeast.supervisor import NobodyLeft
 from torchbeast.core.learner import NothingFinite
+from torchbeast.core.ranks import LostLearner, Place
 from torchbeast.envs import check_env
 from torchbeast.errors import UsageError
-from torchbeast.run.flags import FlagsT, given_flags, with_recipe, with_values
+from torchbeast.run.flags import FlagsT, given_flags, with_given_batch, with_recipe, with_values
 from torchbeast.run.saved_run import with_saved_flags
 
 
@@ -30,13 +31,12 @@ def run_command_line(
         flags.validate()
         return main(flags)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{_error()}: {error}", file=sys.stderr)
         return 2
-    except (NobodyLeft, Broken, NothingFinite) as error:  # nothing can be learnt from these
-        print(
-            f"error: {describe_failure(error) if isinstance(error, Broken) else error}",
-            file=sys.stderr,
-        )
+    # Nothing can be learnt from these, or not by this learner alone.
+    except (NobodyLeft, Broken, NothingFinite, LostLearner) as error:
+        text = describe_failure(error) if isinstance(error, Broken) else error
+        print(f"{_error()}: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
@@ -44,6 +44,11 @@ def run_command_line(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _error() -> str:
+    place = Place.find()
+    return "error" if place.is_alone else f"error (learner {place.rank})"
 
 
 def parse(flags_class: type[FlagsT], args: list[str]) -> FlagsT:
@@ -56,4 +61,4 @@ def complete(flags: FlagsT, args: list[str] | None) -> FlagsT:
     """With what the saved run says, and the recipe; `args` is the command line, if there is one."""
     flags = with_saved_flags(flags, args)
     check_env(flags.env_options)
-    return with_recipe(flags) if flags.mode == "train" else flags
+    return with_given_batch(with_recipe(flags)) if flags.mode == "train" else flags

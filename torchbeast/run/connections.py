@@ -22,9 +22,10 @@ from libtorchbeast.rpc.clients import ClientFigures
 FILE = "connections.csv"
 WRITE_S = 5.0
 COLUMNS = (
-    "name", "address", "streams", "environments", "steps", "share", "lag", "refused", "lost",
-    "since",
+    "name", "address", "streams", "environments", "steps", "share", "lag", "unsent", "refused",
+    "lost", "since",
 )  # fmt: skip
+OF_CLIENTS = ("name", "address", "streams", "environments", "unsent", "refused", "lost")
 OWN = "(the learner's own)"
 
 
@@ -57,6 +58,8 @@ class Connections:
         self._lock = threading.Lock()
         self._learnt: dict[str, _Learnt] = defaultdict(_Learnt)
         self._write_at = 0.0
+        self.had_clients = False
+        """Whether anything was ever learnt from others than the learner's own environments."""
 
     def __iter__(self) -> "Connections":
         return self
@@ -70,7 +73,7 @@ class Connections:
     def size(self) -> int:
         return self._queue.size()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Write the file if it is time to; called a few times a second."""
         now = time.monotonic()
         if now < self._write_at:
@@ -86,7 +89,9 @@ class Connections:
         lags = ((self._version() - versions) * happened).sum(dim=0).tolist()
         with self._lock:
             for source, num_steps, lag in zip(sources.tolist(), steps, lags, strict=True):
-                learnt = self._learnt[self._client_of(source)]
+                client = self._client_of(source)
+                self.had_clients = self.had_clients or bool(client)
+                learnt = self._learnt[client]
                 learnt.steps += num_steps
                 learnt.recent_steps += num_steps
                 learnt.recent_lag += lag
@@ -103,8 +108,7 @@ class Connections:
                 row["share"] = f"{recent / total:.3f}" if total else ""
                 row["lag"] = f"{learnt.recent_lag / recent:.1f}" if recent else ""
                 if figures is not None:
-                    names = ("name", "address", "streams", "environments", "refused", "lost")
-                    row |= {name: getattr(figures, name) for name in names}
+                    row |= {field: getattr(figures, field) for field in OF_CLIENTS}
                     since = datetime.datetime.fromtimestamp(figures.since)
                     row["since"] = since.isoformat(" ", "seconds")
                 rows.append(row)

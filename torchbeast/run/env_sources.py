@@ -5,6 +5,7 @@ pool, and looks after them.
 """
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -20,6 +21,7 @@ from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.specs import INT64
 from libtorchbeast.workers import Workers, WorkersConfig
 from torchbeast import own_code
+from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.envs import GROUP_FACTORY, REMOTE, EnvOptions, look_at
 from torchbeast.envs.options import names_of_code
 from torchbeast.errors import UsageError
@@ -28,6 +30,7 @@ from torchbeast.run.signals import StopRequest
 logger = logging.getLogger("torchbeast")
 
 LOOK_S = 0.2  # between two looks for a signal
+SPEC = "spec"  # where learners read what the first environments of any of them are like
 
 
 class Source(Protocol):
@@ -130,8 +133,11 @@ class RemoteEnvironments:
         except ValueError as error:
             raise UsageError(str(error)) from error
 
-    def open(self, stop: StopRequest) -> None:
-        """Start the gateways, and wait until it is known what environments are like."""
+    def open(self, stop: StopRequest, ranks: Ranks = ALONE) -> None:
+        """Start the gateways, and wait until it is known what environments are like.
+
+        The first ones of any learner decide for all.
+        """
         try:
             self._gateways.open()
         except OSError as error:
@@ -139,13 +145,13 @@ class RemoteEnvironments:
         for address in self._gateways.listening:
             logger.info("Environments can dial in at %s.", address)
         try:
-            self.spec = self._wait_for_spec(stop)
+            self.spec = self._wait_for_spec(stop, ranks)
         except BaseException:
             self.close()
             raise
 
     def start(self, pool: ActorPool, seed: int) -> None:
-        self._gateways.start(pool.add_lane)
+        self._gateways.start(pool.add_lane, pool.offer_model)
 
     def poll(self) -> None:
         self._gateways.poll()
@@ -162,13 +168,20 @@ class RemoteEnvironments:
     def close(self) -> None:
         self._gateways.close()
 
-    def _wait_for_spec(self, stop: StopRequest) -> Spec:
+    def _wait_for_spec(self, stop: StopRequest, ranks: Ranks) -> Spec:
         """The owner of this wait is who can press Ctrl-C: nobody knows when they will come."""
-        while self._gateways.spec is None:
+        if self._gateways.spec is not None:
+            return self._gateways.spec
+        while (text := ranks.look_up(SPEC)) is None:
             if stop.signal is not None:
                 raise SystemExit(stop.exit_code)
             with suppress(TimeoutError):
-                self._gateways.wait_for_spec(LOOK_S)
+                spec = self._gateways.wait_for_spec(LOOK_S)
+                if ranks.size == 1:
+                    return spec
+                ranks.write(SPEC, json.dumps(spec.to_json()))
+        self._gateways.decide(Spec.from_json(json.loads(text)))
+        assert self._gateways.spec is not None
         return self._gateways.spec
 
     def _check_first(self, spec: Spec) -> None:

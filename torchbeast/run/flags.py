@@ -6,27 +6,28 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 import tyro
 
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rows import Spec
+from torchbeast.core.ranks import Place
 from torchbeast.core.settings import Settings
-from torchbeast.envs import REMOTE, EnvOptions, check_env
+from torchbeast.envs import REMOTE, EnvOptions, check_env, look_at_game
 from torchbeast.errors import UsageError
 from torchbeast.models import check_model
 from torchbeast.run import recipes
 
-Source = Literal["recipe", "saved run", "command line"]
-STRENGTH: tuple[Source, ...] = ("recipe", "saved run", "command line")  # the last one wins
+Source = Literal["recipe", "agents of a game", "saved run", "command line"]
+STRENGTH: tuple[Source, ...] = get_args(Source)  # the last one wins
 
 
 def num_cores() -> int:
-    """The cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """The cores this process may use: its share, if torchrun has started several learners here."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    number = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, number // Place.find().local_size)
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,13 @@ class TrainingFlags(Settings, EnvOptions):
     """Draw actions of a bounded Box through tanh, instead of clipping what lies outside."""
 
     # The machine.
+    target_policy_lag: int | None = 16
+    """Let batches grow with the number of environments, from batch_size on, so that rollouts are at
+    most so many updates old, or not at all with --hold_actors. None: batches are of batch_size; so
+    they are if --batch_size is given and this is not."""
     hold_actors: bool = False
     """Let actors wait until the learner has learnt from their rollouts: with no more environments
-    than batch_size, the policy that learns is the one that acted, without any lag."""
+    than places in a batch, the policy that learns is the one that acted, without any lag."""
     disable_cuda: bool = False
     """Learn on the CPU even if there is a GPU."""
     learner_cpu_threads: int = min(8, max(1, num_cores() // 2))
@@ -146,6 +151,11 @@ class TrainingFlags(Settings, EnvOptions):
             raise UsageError(
                 f"--checkpoint {self.checkpoint} is for the modes test and test_render; "
                 "--init_from starts a new run from its weights."
+            )
+        if self.mode != "train" and not Place.find().is_alone:
+            raise UsageError(
+                f"--mode {self.mode} is for one process, got {Place.find().size} of them; leave "
+                "out torchrun."
             )
         if self.eval_every and self.env == REMOTE:
             raise UsageError(
@@ -226,11 +236,28 @@ def with_recipe(flags: FlagsT, spec: Spec | None = None) -> FlagsT:
 
     Without one it is looked at. Environments that dial in are not there yet: call it again then.
     """
+    num_agents = 1
+    if spec is None and flags.env != REMOTE:
+        spec, num_agents = look_at_game(flags.env_options)
     values = recipes.find(flags.env_options, flags.recipe, flags.model, spec)
-    flags = with_values(flags, "recipe", values)
+    flags = _with_places(with_values(flags, "recipe", values), num_agents)
     if flags.hold_actors:  # with one environment for each place in a batch there is no lag
         flags = with_values(flags, "recipe", flags.share_out(flags.batch_size))
-    return flags
+    return _with_places(flags, num_agents)
+
+
+def _with_places(flags: FlagsT, num_agents: int) -> FlagsT:
+    """With places for all agents of a game in each group, if environments are stepped here."""
+    if getattr(flags, "envs_per_actor", num_agents) >= num_agents:
+        return flags
+    return with_values(flags, "agents of a game", {"envs_per_actor": num_agents})
+
+
+def with_given_batch(flags: FlagsT) -> FlagsT:
+    """A --batch_size that is given stays as it is, unless --target_policy_lag is given with it."""
+    if not flags.is_given("batch_size") or flags.is_given("target_policy_lag"):
+        return flags
+    return with_values(flags, "command line", {"target_policy_lag": None})
 
 
 def default_flags(flags_class: type[FlagsT], env: str, recipe: str = "default") -> FlagsT:

@@ -20,6 +20,7 @@ from torchbeast.errors import UsageError
 logger = logging.getLogger("torchbeast")
 
 MEMORY_SHARE = 0.5  # of this machine's; activations and all else have the rest
+ACTIVATIONS = 100  # bytes that an update takes for each byte of a row; the deep net: 84 with frames
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ def check_fits(
         budget,
         f"a model of {size.weights >> 20} MiB, its optimizer, {num_copies} copies and the rollouts",
     )
+
+
+def most_rollouts(rollout_bytes: int) -> int:
+    """That an update has memory for, whatever model it is."""
+    budget = (1 - MEMORY_SHARE) * _smallest_memory()
+    return max(1, int(budget / (ACTIVATIONS * rollout_bytes)))
 
 
 def _check(num_bytes: int, budget: int, what: str) -> None:

@@ -4,17 +4,17 @@ from inside the loss or a queue. Called by both beasts for every model."""
 import logging
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from libtorchbeast.rows import Spec
-from libtorchbeast.specs import ArraySpec, describe
+from libtorchbeast.specs import describe
 from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.agent_output import as_output
 from torchbeast.errors import UsageError
 from torchbeast.own_code import say_where
 from torchbeast.report.figures import FIGURES
+from torchbeast.run.random_rows import random_rows
 from torchbeast.runtime.actor_model import prepare_to_act
 
 logger = logging.getLogger("torchbeast")
@@ -49,10 +49,12 @@ def _try(model: nn.Module, spec: Spec, num_params: int) -> None:
     state = _call("initial_state", model.initial_state, batch_size=B)
     _check_state(state)
     state = tuple(part.to(device) for part in state)
-    rows = map_tree(lambda x: torch.from_numpy(x).to(device), _random_rows(spec, 2))
+    rows = map_tree(lambda x: torch.from_numpy(x).to(device), random_rows(spec, 2, B))
     rows["done"] = torch.tensor([[False] * B, [True] * B], device=device)  # an end in the middle
 
     both, _ = _forward(model, rows, state, spec, num_params)
+    with torch.enable_grad():  # as the learner does: some models have `losses` only there
+        _forward(model, rows, state, spec, num_params)
     first, middle = _forward(model, _row(rows, 0), state, spec, num_params)
     second, _ = _forward(model, _row(rows, 1), middle, spec, num_params)
     fresh, _ = _forward(model, _row(rows, 1), state, spec, num_params)
@@ -96,11 +98,7 @@ def _forward(
         _check_shape(f"`{name}`", output[name], T, rest)
         if not output[name].isfinite().all():
             raise UsageError(f"The model's `{name}` must be finite, got nan or inf in it.")
-    if taken := sorted(FIGURES.keys() & output.get("losses", {}).keys()):
-        raise UsageError(
-            f"A loss of the model's own needs another name than {taken[0]!r}, which is a figure of "
-            "every run."
-        )
+    _check_losses(output.get("losses", {}), T)
     _check_action(output["action"], T, spec)
     _check_same_state(state, new_state)
     return output, new_state
@@ -126,6 +124,25 @@ def _check_action(action: Any, T: int, spec: Spec) -> None:
         )
     for name, leaf in found.items():
         _check_shape(f"`action/{name}`" if name else "`action`", leaf, T, expected[name].shape)
+
+
+def _check_losses(losses: Any, num_rows: int) -> None:
+    """A number each, or one for each row; that of the last row may be left out."""
+    if not isinstance(losses, dict) or not all(isinstance(name, str) for name in losses):
+        raise UsageError(f"The model's `losses` must be a dict by name, got {_kind(losses)}.")
+    if taken := sorted(FIGURES.keys() & losses.keys()):
+        raise UsageError(
+            f"A loss of the model's own needs another name than {taken[0]!r}, which is a figure of "
+            "every run."
+        )
+    shapes = ((), (num_rows, B), (num_rows - 1, B))
+    for name, loss in losses.items():
+        if not isinstance(loss, Tensor) or not loss.is_floating_point() or loss.shape not in shapes:
+            found = _tensor_kind(loss)
+            raise UsageError(
+                f"The model's loss {name!r} must be a tensor with one float, or with one for each "
+                f"row, [T, B] = [{num_rows}, {B}], got {found}."
+            )
 
 
 def _check_state(state: Any) -> None:
@@ -165,20 +182,6 @@ def _call(name: str, function: Any, *args: Any, **options: Any) -> Any:
     except Exception as error:
         logger.debug("The model's `%s` failed.", name, exc_info=True)
         raise UsageError(f"The model's `{name}` fails with {say_where(error)}.") from error
-
-
-def _random_rows(spec: Spec, T: int) -> dict[str, Any]:
-    generator = np.random.default_rng(0)
-
-    def draw(leaf: ArraySpec) -> np.ndarray:
-        numbers = generator.uniform(0.0, 1.0, (T, B, *leaf.shape))
-        if leaf.dtype == "uint8":
-            numbers = 255 * numbers
-        return numbers.astype(leaf.dtype)
-
-    rows = map_tree(draw, spec.row)
-    rows["truncated"][:] = False
-    return rows
 
 
 def _row(rows: dict[str, Any], t: int) -> dict[str, Any]:

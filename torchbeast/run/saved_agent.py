@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from libtorchbeast.action_masks import ActionMasks
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
-from libtorchbeast.specs import ArraySpec, describe, environments_action
+from libtorchbeast.specs import ACTION_MASK, ArraySpec, describe, environments_action, split_mask
 from libtorchbeast.tree import map_tree
 from torchbeast import own_code
 from torchbeast.envs import REMOTE, look_at
+from torchbeast.envs.masked import show_masks
 from torchbeast.envs.registry import make_env
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
@@ -35,7 +37,8 @@ class Agent:
             observation, reward, terminated, truncated, info = env.step(action)
 
     Agents for images, and those that ask for it, are trained to see the last reward: give it to
-    `act` as well.
+    `act` as well. If the environment offers masks of actions outside of its observations, they are
+    an argument of `act`; environments of `make_env` have them in their observations.
     """
 
     def __init__(self, model: nn.Module, spec: Spec, sample_actions: bool = False) -> None:
@@ -43,6 +46,8 @@ class Agent:
         self.spec = spec
         self._model = model
         self._taken = spec.action if spec.taken is None else spec.taken
+        has_mask = split_mask(spec.observation)[1] is not None
+        self._masks = ActionMasks(spec.action, "act(...)") if has_mask else None
         self._make_env: Callable[[bool], Any] | None = None
         prepare_to_play(model, sample_actions)
         self.reset()
@@ -99,7 +104,8 @@ class Agent:
             if missing:
                 raise code_is_missing(path, missing)
             with own_code.offer(objects):
-                return make_env(flags.env_options, render)
+                env = make_env(flags.env_options, render)
+                return env if agent._masks is None else show_masks(env, spec.action)
 
         agent._make_env = make
         return agent
@@ -107,7 +113,8 @@ class Agent:
     def make_env(self, render: bool = False) -> Any:
         """An environment as the agent knows it, with its arguments, wrappers and stack of frames.
 
-        With `render`, its `render()` returns images.
+        Its observations are what `act` takes, masks included. With `render`, its `render()` returns
+        images.
         """
         assert self._make_env is not None
         return self._make_env(render)
@@ -119,12 +126,13 @@ class Agent:
         self._state = self._model.initial_state(batch_size=1)  # type: ignore[operator]
 
     @torch.inference_mode()
-    def act(self, observation: Any, reward: float = 0.0) -> Any:
+    def act(self, observation: Any, reward: float = 0.0, action_mask: Any = None) -> Any:
         """The action for an observation, both as the environment has them.
 
-        `reward` is what the last action earned.
+        `reward` is what the last action earned. `action_mask` says which actions are possible, if
+        the observation does not: `info["action_mask"]`, or what `action_masks()` returns.
         """
-        frame = self._as_frame(observation)
+        frame = self._as_frame(self._with_mask(observation, action_mask))
         row = self._row(frame, reward)
         inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)  # [1, 1, ...]
         output, self._state = self._model(inputs, self._state)
@@ -132,12 +140,33 @@ class Agent:
         taken = environments_action(self._taken, self._last_action)
         return map_tree(_single, self._taken, taken)
 
+    def _with_mask(self, observation: Any, mask: Any) -> Any:
+        """The observation as rows have it; or UsageError."""
+        if self._masks is None:
+            if mask is not None:
+                raise UsageError(
+                    "This agent was trained without masks of actions and would ignore action_mask; "
+                    "leave it out."
+                )
+            return observation
+        if mask is None and isinstance(observation, dict):
+            mask = observation.get(ACTION_MASK)
+        if mask is None:
+            raise UsageError(
+                "This agent must know which actions are possible, got no action_mask; give "
+                "action_mask=info['action_mask'], or env.action_masks(), to act."
+            )
+        try:
+            return self._masks.add(None, observation, {ACTION_MASK: mask})
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
     def _as_frame(self, observation: Any) -> Any:
         """A copy, [1, ...] and with the dtypes that the agent knows; or UsageError."""
 
         def convert(leaf: ArraySpec, value: Any) -> np.ndarray:
             array = np.asarray(value)
-            if leaf.dtype == "bool":  # masks may be numbers
+            if leaf.dtype == "bool":  # which may come as numbers
                 array = array.astype(bool)
             if array.shape != leaf.shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
                 raise UsageError(

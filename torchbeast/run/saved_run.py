@@ -49,6 +49,8 @@ def with_saved_flags(flags: FlagsT, args: list[str] | None) -> FlagsT:
     _check_that_code_is_named(flags, saved, args)
     # What an older program did not know yet is as it was then, whatever the recipe says today.
     unknown = {name: getattr(type(flags)(), name) for name in OF_THE_RUN - saved.keys()}
+    if "target_policy_lag" in unknown:
+        unknown["target_policy_lag"] = None  # its batches did not grow
     return with_values(flags, "saved run", {**unknown, **saved})
 
 

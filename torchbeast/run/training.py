@@ -11,7 +11,7 @@ from typing import Any
 
 from libtorchbeast.episode_info import MAX_NAMES
 from libtorchbeast.rows import Spec
-from torchbeast.core.file_writer import FileWriter
+from torchbeast.core.file_writer import FileWriter, MessageFile
 from torchbeast.core.learner import Learner
 from torchbeast.core.stats import EPISODE_WINDOW
 from torchbeast.errors import UsageError
@@ -38,9 +38,10 @@ class Run:
         flags: TrainingFlags,
         learner: Learner,
         stop: StopRequest,
-        reporter: Reporter,
+        reporter: Reporter | None,
         spec: Spec | None = None,
     ) -> None:
+        """Without a `reporter` it is another rank's business to report and to save."""
         self._flags = flags
         self._learner = learner
         self._stop = stop
@@ -52,13 +53,16 @@ class Run:
 
     @property
     def stop_requested(self) -> bool:
-        return self._stop.signal is not None
+        """Several learners stop when all know of it, in a round (core/rounds.py)."""
+        return self._stop.signal is not None and self._learner.rounds.stops_alone
 
     def tick(self, late: Callable[[], list[str]] = list) -> None:
         """Report and save if it is time. Call it a few times a second.
 
         `late()` names those that training waits for, if it does.
         """
+        if self._reporter is None:
+            return
         self._reporter.update(late)
         self._look_for_info()
         if time.monotonic() >= self._save_at and not self._flags.disable_checkpoint:
@@ -162,6 +166,9 @@ def run_training(
     `stop` is entered by the caller, so that signals are noted also while it sets up and clears.
     """
     assert flags.xpid is not None
+    learner.rounds.stop = stop
+    if learner.ranks.rank > 0:
+        return _follow(flags, learner, loop, stop, spec)
     with only_run_in(flags.rundir):
         path = flags.rundir / checkpoint.FILE_NAME
         if flags.disable_checkpoint and checkpoint.find(path):
@@ -174,8 +181,10 @@ def run_training(
             print(
                 f"{flags.rundir} is trained for {flags.total_steps:,} steps; raise --total_steps."
             )
+            learner.ranks.share(None)
             return 0
         weights = _take_weights(flags, learner, saved)
+        learner.ranks.share(learner.state_dict())
         writer = _open_files(flags, None if saved is None else learner.stats.step)
         _introduce(flags, learner, saved)
         if weights:
@@ -190,6 +199,39 @@ def run_training(
         if stop.signal is not None:
             print(f"Stopped by {signal.Signals(stop.signal).name} at step {learner.stats.step:,}.")
         return stop.exit_code if saved_last else 1
+
+
+def _follow(
+    flags: TrainingFlags,
+    learner: Learner,
+    loop: Callable[[Run], None],
+    stop: StopRequest,
+    spec: Spec | None,
+) -> int:
+    """The same for another rank than 0, from which all the others start."""
+    state = learner.ranks.share(None)
+    if state is None:  # there is nothing left to learn
+        return 0
+    learner.load_state_dict(state)
+    with _messages_in(flags.rundir):
+        loop(Run(flags, learner, stop, None, spec))
+    return stop.exit_code
+
+
+@contextmanager
+def _messages_in(folder: Path) -> Iterator[None]:
+    """Keep what is logged in <folder>/out.log."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = MessageFile(folder / "out.log")
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def _take_weights(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | None) -> str:

@@ -19,7 +19,7 @@ class Stages:
         self._before = pool.counts()
         self._padded = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         counts = self._pool.counts()
         waits = {
             f"actors_wait_for_{who}": counts[f"seconds_for_{who}"]

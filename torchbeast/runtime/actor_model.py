@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -22,9 +22,11 @@ class ActorModel:
         version: int = 0,
         compile: bool = False,
         num_users: int = 1,
+        on_publish: Callable[[nn.Module, int], None] = lambda model, version: None,
     ) -> None:
-        """For `num_users` threads at a time."""
+        """For `num_users` threads at a time. `on_publish` gets what is published, too."""
         self._device = device
+        self._on_publish = on_publish
         self._compile = compile
         self._lock = threading.Lock()  # of the following
         # All are made here, where no other thread is at work on the device yet.
@@ -48,6 +50,7 @@ class ActorModel:
             old, self._newest = self._newest, fresh
             if old.num_users == 0:
                 self._spare.append(old)
+        self._on_publish(model, version)
 
     @contextmanager
     def newest(self) -> Iterator[tuple[nn.Module, int]]:

@@ -62,6 +62,11 @@ class SharedTensors:
 
         self.tensors = map_tree(view, specs)
 
+    @property
+    def fd(self) -> int:
+        """Stays ours."""
+        return self._fd
+
     def __del__(self) -> None:
         with suppress(AttributeError, OSError):  # the memory stays mapped while there are tensors
             os.close(self._fd)

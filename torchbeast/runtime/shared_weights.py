@@ -7,13 +7,13 @@ same all the while. So it never keeps a mixture, whatever the order in which its
 writer's stores: fences keep the order of the four steps on either side.
 """
 
-import threading
 import time
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from libtorchbeast.memory import fence
 from torchbeast.runtime.actor_model import tensors_of
 from torchbeast.runtime.shared_tensors import ALIGNMENT, aligned, shared_zeros
 
@@ -27,6 +27,20 @@ class SharedWeights:
         num_bytes = sum(aligned(tensor.nbytes) for tensor in tensors_of(model))
         self._shared = shared_zeros((ALIGNMENT + num_bytes,), torch.uint8)
         self._begun[0] = self._finished[0] = -1
+
+    @property
+    def fd(self) -> int:
+        """Of the memory, for processes that are no actors of ours."""
+        return self._shared.fd
+
+    @property
+    def num_bytes(self) -> int:
+        return self._memory.nbytes
+
+    def offsets(self, model: nn.Module) -> list[int]:
+        """Where each of `tensors_of(model)` lies, in bytes."""
+        start = self._memory.data_ptr()
+        return [place.data_ptr() - start for place, _ in _pairs(self._memory, model)]
 
     @property
     def _memory(self) -> Tensor:
@@ -80,15 +94,3 @@ def _pairs(memory: Tensor, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         place = memory[start : start + tensor.nbytes]
         yield place.view(tensor.dtype).view(tensor.shape), tensor
         start += aligned(tensor.nbytes)
-
-
-def fence() -> None:
-    """What this thread read and wrote before is done before what it reads and writes after.
-
-    To give back a lock and then take one has this effect on every processor. x86 needs it for
-    neither side, ARM for both.
-    """
-    lock = threading.Lock()
-    for _ in range(2):
-        with lock:
-            pass

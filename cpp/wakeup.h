@@ -1,5 +1,5 @@
-// A bell for whoever waits for many lanes at once: a descriptor that its event loop watches, rung
-// when a lane's turn was passed to the environments.
+// A wakeup for whoever waits for many lanes at once: a descriptor that its event loop watches,
+// written to when a lane's turn was passed to the environments.
 #pragma once
 
 #include <fcntl.h>
@@ -11,19 +11,19 @@
 
 namespace torchbeast {
 
-class Bell {
+class Wakeup {
  public:
-  Bell() = default;  // Rings for nobody.
+  Wakeup() = default;  // Wakes nobody.
 
   // Holds a copy of the descriptor, an eventfd or the end of a pipe that does not block.
-  explicit Bell(int fd) : fd_(new int(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), close_fd) {
-    if (*fd_ < 0) throw std::runtime_error("The bell's descriptor cannot be copied");
+  explicit Wakeup(int fd) : fd_(new int(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), close_fd) {
+    if (*fd_ < 0) throw std::runtime_error("The wakeup descriptor cannot be copied");
   }
 
-  void ring() const {
+  void notify() const {
     if (!fd_) return;
     const std::uint64_t one = 1;
-    // A bell that is full has been rung and not been heard yet: nothing is lost.
+    // A full descriptor has been written to and not been read yet: nothing is lost.
     [[maybe_unused]] const auto written = ::write(*fd_, &one, sizeof(one));
   }
 

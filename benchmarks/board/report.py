@@ -1,0 +1,115 @@
+"""Kept runs as tables in Markdown, a summary for each task, and a picture of the curves."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from board.runs import Run
+from board.tasks import OURS, PEERS, TASKS
+
+TABLE_MINUTES = (5, 10, 20, 30)
+
+
+def describe(values: Sequence[float | None], form: str = ".4g") -> str:
+    """The mean and the range of what there is."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    mean = f"{statistics.mean(known):{form}}"
+    return mean if len(known) == 1 else f"{mean} ({min(known):{form}} to {max(known):{form}})"
+
+
+def table_of(task: str, systems: dict[str, list[Run]]) -> list[str]:
+    """Markdown: a row for each system, with means over its seeds and their ranges."""
+    threshold = TASKS[task].threshold
+    columns = [
+        *(task, "seeds", *(f"{m} min" for m in TABLE_MINUTES)),
+        *(f"minutes to {threshold:g}", "steps to it", "CPU-seconds", "CPU us a step"),
+    ]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for system, runs in systems.items():
+        hits = [point for run in runs if (point := run.first_above(threshold)) is not None]
+        missed = f"{len(runs) - len(hits)} of {len(runs)} never" if len(hits) < len(runs) else ""
+        minutes = describe([point.seconds / 60 for point in hits])
+        cells = [
+            *(system, str(len(runs))),
+            *(describe([run.return_at(m) for run in runs]) for m in TABLE_MINUTES),
+            ", ".join(part for part in (minutes, missed) if part),
+            describe([point.steps for point in hits], ",.0f"),
+            describe([run.cpu_s for run in runs], ",.0f"),
+            describe([1e6 * run.cpu_s / run.num_steps for run in runs if run.num_steps]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def summary_of(systems: dict[str, list[Run]]) -> dict[str, Any]:
+    """Ours and the best peer, after the longest time that all of them have."""
+    runs = {name: runs for name, runs in systems.items() if name == OURS or name in PEERS}
+    minutes = min((run.minutes for some in runs.values() for run in some), default=0.0)
+    means = {}
+    for name, some in runs.items():
+        returns = [value for run in some if (value := run.return_at(minutes)) is not None]
+        if returns:
+            means[name] = round(statistics.mean(returns), 3)
+    ours = means.pop(OURS, None)
+    best = max(means, key=lambda name: means[name], default=None)
+    return {
+        "ours": ours,
+        "best_peer": None if best is None else means[best],
+        "best_peer_name": best,
+        "minutes": minutes,
+    }
+
+
+def draw(found: dict[str, dict[str, list[Run]]], path: Path) -> None:
+    """A panel for each task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    num_columns = min(3, len(found))
+    num_rows = -(-len(found) // num_columns)
+    figure, axes = plt.subplots(
+        num_rows, num_columns, figsize=(5 * num_columns, 3.6 * num_rows), squeeze=False
+    )
+    for axis in axes.flat[len(found) :]:
+        axis.axis("off")
+    for axis, (task, systems) in zip(axes.flat, found.items(), strict=False):
+        for system, runs in systems.items():
+            _draw_band(axis, system, [run for run in runs if run.curve])
+        axis.axhline(TASKS[task].threshold, color="grey", linewidth=0.8, linestyle=":")
+        axis.set_title(TASKS[task].env)
+        axis.set_xlabel("minutes")
+        axis.set_ylabel("mean return")
+        axis.legend(fontsize="small")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _draw_band(axis: Any, system: str, runs: list[Run]) -> None:
+    """The mean over seeds, and the band from the worst to the best, as long as all of them ran.
+
+    A run that was finished before its time stays where it ended.
+    """
+    import numpy as np
+
+    if not runs:
+        return
+    start = max(run.curve[0].seconds for run in runs)
+    end = max(start, 60 * min(run.minutes for run in runs))
+    seconds = np.linspace(start, end, 200)
+    returns = np.array(
+        [
+            np.interp(seconds, [p.seconds for p in run.curve], [p.mean_return for p in run.curve])
+            for run in runs
+        ]
+    )
+    [line] = axis.plot(seconds / 60, returns.mean(axis=0), label=f"{system} ({len(runs)})")
+    if len(runs) > 1:
+        low, high = returns.min(axis=0), returns.max(axis=0)
+        axis.fill_between(seconds / 60, low, high, alpha=0.2, color=line.get_color())

@@ -1,0 +1,266 @@
+"""The actor's end of its stream to a learner: a thread that sends rollouts and fetches weights.
+
+    ActorLink   dials, again and again; the thread, and what it shares with the one that acts
+    Session     one stream: what the learner has said in it
+
+The thread that acts steps environments and runs the model; it never waits for the network unless
+the learner wants it to. Whatever goes wrong with a stream ends its session, and there is another.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from libtorchbeast.env_host import BadAnswer
+from libtorchbeast.log_repeats import RepeatFilter
+from libtorchbeast.rpc import grpc_loops
+from libtorchbeast.rpc.actor_messages import (
+    Welcome,
+    decode_learner_message,
+    decode_welcome,
+    encode_actor_failure,
+    encode_actor_hello,
+    encode_request,
+)
+from libtorchbeast.rpc.env_client import (
+    FLUSH_S,
+    NO_LINK,
+    LearnerGone,
+    Redial,
+    Unfit,
+    dial_call,
+    token_now,
+)
+from libtorchbeast.rpc.grpc_loops import first_of
+from libtorchbeast.rpc.handshake import Hello, Refused, check_fit
+from libtorchbeast.rpc.messages import ACTOR_METHOD
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.rpc.weights import Assembly
+
+logger = logging.getLogger("torchbeast")
+
+TICK_S = 0.25  # between two heartbeats of who waits
+JOIN_S = 10.0
+OLD_LEARNER = "This learner takes no actors that carry the model; update it, or use polybeast_env."
+
+
+class SessionOver(Exception):
+    """The stream has ended, or this end is to stop."""
+
+
+class Session:
+    """One stream to the learner. All but `send` and `end` changes under the link's condition."""
+
+    def __init__(self, welcome: Welcome, changed: threading.Condition) -> None:
+        self.welcome = welcome
+        self.weights: tuple[int, bytes] | None = None
+        """The newest that are here: their version, and their bytes."""
+        self.newest = -1
+        """The learner's version, as last heard."""
+        self.num_untaken = 0
+        """Rollouts that were sent and not taken."""
+        self.version_at_taken = -1
+        """The learner's, when it took the last one."""
+        self.is_over = False
+        self._changed = changed
+        self._is_asking = False
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        self._assembly = Assembly(welcome.tensor_sizes)
+
+    # For the thread that acts.
+
+    def wait_for(self, condition: Callable[[], bool], tick: Callable[[], None]) -> None:
+        """`SessionOver` if it does not come true before that; `tick` is called meanwhile."""
+        with self._changed:
+            while not self.is_over and not condition():
+                tick()
+                self._changed.wait(TICK_S)
+            self.check()
+
+    def check(self) -> None:
+        if self.is_over:
+            raise SessionOver
+
+    def ask_for_weights(self) -> None:
+        """Newer ones than those that are here, unless they are on their way."""
+        with self._changed:
+            if self._is_asking or self.is_over:
+                return
+            self._is_asking = True
+            have = -1 if self.weights is None else self.weights[0]
+        self._put(encode_request(have))
+
+    def send_rollout(self, data: bytes) -> None:
+        with self._changed:
+            self.num_untaken += 1
+        self._put(data)
+
+    def refuse(self, why: str) -> None:
+        """End the stream: nothing can be done with what the learner said."""
+        self._put(Unfit(why))
+
+    def fail(self, text: str) -> None:
+        """Say what the environments failed with, and end the stream."""
+        self._put(encode_actor_failure(text))
+        self._put(BadAnswer("The environments failed."))
+
+    def _put(self, message: bytes | Exception) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+            self._loop.call_soon_threadsafe(self._outgoing.put_nowait, message)
+
+    # For the event loop.
+
+    async def receive(self, call: Any) -> None:
+        import grpc.aio
+
+        while (data := await call.read()) is not grpc.aio.EOF:
+            message = decode_learner_message(data)
+            with self._changed:
+                if message.WhichOneof("message") == "taken":
+                    self.version_at_taken = message.taken.newest
+                    self.newest = max(self.newest, message.taken.newest)
+                    self.num_untaken -= 1
+                else:
+                    self.newest = max(self.newest, message.weights.newest)
+                    whole = self._assembly.add(message.weights)
+                    if whole is not None:
+                        self.weights, self._is_asking = whole, False
+                self._changed.notify_all()
+        raise LearnerGone("It closed the stream.")
+
+    async def transmit(self, call: Any) -> None:
+        while True:
+            message = await self._outgoing.get()
+            if isinstance(message, Exception):
+                raise message
+            await call.write(message)
+
+    def end(self) -> None:
+        with self._changed:
+            self.is_over = True
+            self._changed.notify_all()
+
+
+class ActorLink:
+    """Keeps a session with a learner, in a thread of its own, until it is stopped."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        address: str,
+        security: Security | None = None,
+        weights_dtype: str = "float32",
+    ) -> None:
+        self._security = security or Security()
+        self._security.check_dialing(address)
+        self._hello = hello
+        self._address = address
+        self._weights_dtype = weights_dtype
+        self._changed = threading.Condition()
+        self._session: Session | None = None
+        self._is_stopped = False
+        self._stop: Callable[[], object] = lambda: None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="learner-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def next_session(self, tick: Callable[[], None]) -> Session:
+        """Wait for a stream, and the learner's Welcome; `SessionOver` once it is stopped."""
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                if self._is_stopped:
+                    raise SessionOver
+                if self._session is not None and not self._session.is_over:
+                    return self._session
+                tick()
+                self._changed.wait(TICK_S)
+
+    def stop(self) -> None:
+        """End all of it; from any thread, or a signal's handler. Ends by itself soon after."""
+        self._is_stopped = True
+        session = self._session
+        if session is not None:
+            session.is_over = True  # no lock: a handler may run while its own thread has it
+        self._stop()
+
+    def join(self) -> None:
+        self._thread.join(JOIN_S)
+
+    def _work(self) -> None:
+        try:
+            grpc_loops.run(self._run())
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    async def _run(self) -> None:
+        from libtorchbeast.rpc.grpc_streams import Watched, watch
+
+        streams: set[Watched] = set()
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
+        if not self._is_stopped:
+            await first_of(
+                _until(stopped), watch(streams, lambda: None), self._keep_dialing(streams)
+            )
+
+    async def _keep_dialing(self, streams: set[Any]) -> None:
+        """One stream after the other."""
+        redial = Redial(self._address, "this actor", RepeatFilter())
+        kept: list[Any] = []
+        try:
+            while True:
+                try:
+                    await self._play(streams, kept, redial)
+                except NO_LINK as error:
+                    self._session = None
+                    if isinstance(error, Refused) and error.code == "UNIMPLEMENTED":
+                        error = Refused(error.code, OLD_LEARNER)
+                    await asyncio.sleep(redial.pause_after(error))
+        finally:
+            for channel in kept:
+                await channel.close()
+
+    async def _play(self, streams: set[Any], kept: list[Any], redial: Redial) -> None:
+        token = token_now(self._security)
+        first = encode_actor_hello(self._hello, self._weights_dtype)
+        address, security = self._address, self._security
+        dialled = dial_call(ACTOR_METHOD, address, security, token, first, streams, kept)
+        async with dialled as (call, data, _):
+            welcome = decode_welcome(data, self._hello)
+            check_fit(self._hello.spec, welcome.spec)
+            redial.succeeded()
+            session = Session(welcome, self._changed)
+            with self._changed:
+                self._session = session
+                self._changed.notify_all()
+            try:
+                await first_of(session.receive(call), session.transmit(call))
+            except BadAnswer:
+                await _close(call)
+                raise
+            finally:
+                session.end()
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _close(call: Any) -> None:
+    """After what was written has gone out, if anybody reads it."""
+    import grpc.aio
+
+    with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError):
+        async with asyncio.timeout(FLUSH_S):
+            await call.done_writing()

@@ -1,0 +1,216 @@
+"""The handshake of actors that carry the model, and their small messages, to and from the wire."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from libtorchbeast.rollouts import MODEL_FLAGS, ModelOffer
+from libtorchbeast.rows import Spec
+from libtorchbeast.rpc import env_pb2 as pb
+from libtorchbeast.rpc.handshake import DTYPES as ARRAY_DTYPES
+from libtorchbeast.rpc.handshake import (
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_TEXT,
+    EnvironmentFailed,
+    Greeting,
+    Hello,
+    check_hello,
+    invalid,
+)
+from libtorchbeast.rpc.messages import (
+    array_to_message,
+    greeting_from_message,
+    greeting_to_message,
+    hello_from_message,
+    hello_to_message,
+    nest_to_message,
+    parse,
+    parse_handshake,
+    spec_from_message,
+)
+from libtorchbeast.rpc.weights import BFLOAT16, DTYPES, Version, sent_dtype
+from libtorchbeast.specs import ArraySpec
+from libtorchbeast.text import encodable, printable
+
+MAX_TENSORS = 1 << 14
+MAX_WEIGHTS_BYTES = 1 << 34  # that an actor takes from a learner
+MAX_UNROLL_LENGTH = 1 << 16
+MAX_WELCOME_BYTES = 1 << 22
+_ROLLOUT_TAG = pb.ActorMessage.ROLLOUT_FIELD_NUMBER << 3 | 2
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What a learner says to an actor; see env.proto."""
+
+    greeting: Greeting
+    spec: Spec
+    model: dict[str, Any]
+    """`name` and MODEL_FLAGS."""
+    unroll_length: int
+    num_params: int
+    state: tuple[ArraySpec, ...]
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """Names, dtypes as they are sent, and shapes."""
+    rollouts_ahead: int
+    max_policy_lag: int | None
+
+    @property
+    def tensor_sizes(self) -> list[tuple[str, int]]:
+        return [(name, size_of(dtype, shape)) for name, dtype, shape in self.tensors]
+
+
+def size_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """In bytes."""
+    return math.prod(shape) * (2 if dtype == BFLOAT16 else np.dtype(dtype).itemsize)
+
+
+def encode_actor_hello(hello: Hello, weights_dtype: str) -> bytes:
+    message = pb.ActorHello(hello=hello_to_message(hello), weights_dtype=weights_dtype)
+    return pb.ActorMessage(hello=message).SerializeToString()
+
+
+def decode_actor_hello(data: bytes, max_row_bytes: int) -> tuple[Hello, str]:
+    """An actor, and the dtype in which it wants weights; raises `Refused`."""
+    message = parse_handshake(pb.ActorMessage, data)
+    kind = message.WhichOneof("message")
+    if kind != "hello":
+        raise invalid(f"The first message must be an ActorHello, got {kind or 'an empty one'}.")
+    hello = hello_from_message(message.hello.hello, max_row_bytes, has_model=True)
+    dtype = message.hello.weights_dtype or DTYPES[0]
+    if dtype not in DTYPES:
+        shown = printable(dtype[:MAX_NAME])
+        raise invalid(f"weights_dtype must be one of {', '.join(DTYPES)}, got {shown!r}.")
+    return hello, dtype
+
+
+def encode_welcome(offer: ModelOffer, greeting: Greeting, weights_dtype: str) -> bytes:
+    rollout = offer.rollout
+    tensors = [
+        pb.TensorSpec(name=t.name, dtype=sent_dtype(t, weights_dtype), shape=t.shape)
+        for t in offer.tensors
+    ]
+    lag = offer.max_policy_lag
+    message = pb.Welcome(
+        greeting=greeting_to_message(greeting),
+        observation=nest_to_message(rollout.environment.observation),
+        action=nest_to_message(rollout.environment.action),
+        model=pb.ModelSpec(**offer.model),
+        unroll_length=rollout.unroll_length,
+        num_params=rollout.num_params,
+        state=[array_to_message(part) for part in rollout.state],
+        tensors=tensors,
+        rollouts_ahead=offer.rollouts_ahead,
+        max_policy_lag=-1 if lag is None else lag,
+    )
+    return pb.LearnerMessage(welcome=message).SerializeToString()
+
+
+def decode_welcome(data: bytes, hello: Hello) -> Welcome:
+    """Raises `Refused`: the learner's data is looked at as closely as anybody's."""
+    if len(data) > MAX_WELCOME_BYTES:
+        raise invalid(f"A Welcome may have {MAX_WELCOME_BYTES} bytes, got {len(data)}.")
+    message = parse(pb.LearnerMessage, data)
+    kind = message.WhichOneof("message")
+    if kind != "welcome":
+        raise invalid(f"The first message must be a Welcome, got {kind or 'an empty one'}.")
+    welcome = message.welcome
+    greeting = greeting_from_message(welcome.greeting)
+    spec = spec_from_message(welcome)
+    check_hello(Hello("learner", 1, spec), 0, MAX_WEIGHTS_BYTES)
+    if not 1 <= welcome.unroll_length <= MAX_UNROLL_LENGTH or welcome.num_params < 1:
+        raise invalid(
+            f"unroll_length must be from 1 to {MAX_UNROLL_LENGTH} and num_params positive, got "
+            f"{welcome.unroll_length} and {welcome.num_params}."
+        )
+    lag = welcome.max_policy_lag
+    flags = {name: bool(getattr(welcome.model, name)) for name in MODEL_FLAGS}
+    return Welcome(
+        greeting=greeting,
+        spec=spec,
+        model={"name": printable(welcome.model.name[:MAX_NAME]), **flags},
+        unroll_length=welcome.unroll_length,
+        num_params=welcome.num_params,
+        state=tuple(ArraySpec(_checked(p.dtype), tuple(p.shape)) for p in welcome.state),
+        tensors=_tensors_in(welcome),
+        rollouts_ahead=welcome.rollouts_ahead,
+        max_policy_lag=None if lag < 0 else lag,
+    )
+
+
+def _tensors_in(welcome: pb.Welcome) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    if not 1 <= len(welcome.tensors) <= MAX_TENSORS:
+        raise invalid(f"A model must have 1 to {MAX_TENSORS} tensors, got {len(welcome.tensors)}.")
+    tensors = []
+    total = 0
+    for tensor in welcome.tensors:
+        if len(tensor.shape) > MAX_DIMENSIONS:
+            raise invalid(f"A tensor may have {MAX_DIMENSIONS} dimensions, got more.")
+        dtype = tensor.dtype if tensor.dtype == BFLOAT16 else _checked(tensor.dtype)
+        tensors.append((printable(tensor.name[:MAX_NAME]), dtype, tuple(tensor.shape)))
+        total += size_of(dtype, tuple(tensor.shape))
+    if total > MAX_WEIGHTS_BYTES:
+        raise invalid(f"Weights may have {MAX_WEIGHTS_BYTES} bytes, got {total}.")
+    return tuple(tensors)
+
+
+def _checked(dtype: str) -> str:
+    if dtype not in ARRAY_DTYPES:
+        raise invalid(
+            f"A dtype must be one of {', '.join(sorted(ARRAY_DTYPES))}, got "
+            f"{printable(dtype[:MAX_NAME])!r}."
+        )
+    return dtype
+
+
+def is_rollout(data: bytes) -> bool:
+    """Whether an actor's message is one; the others are small."""
+    return data[:1] == bytes([_ROLLOUT_TAG])
+
+
+def decode_request(data: bytes) -> int:
+    """The version that an actor has, which asks for newer weights; `Refused`."""
+    message = parse_handshake(pb.ActorMessage, data)
+    kind = message.WhichOneof("message")
+    if kind == "failure":
+        raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
+    if kind != "request":
+        raise invalid(f"Expected a Rollout or a request, got {kind or 'an empty message'}.")
+    return message.request.have
+
+
+def encode_request(have: int) -> bytes:
+    return pb.ActorMessage(request=pb.WeightsRequest(have=have)).SerializeToString()
+
+
+def encode_actor_failure(text: str) -> bytes:
+    failure = pb.Failure(text=encodable(text[-MAX_TEXT:]))
+    return pb.ActorMessage(failure=failure).SerializeToString()
+
+
+def encode_taken(newest: int) -> bytes:
+    return pb.LearnerMessage(taken=pb.Taken(newest=newest)).SerializeToString()
+
+
+def encode_weights(version: Version, offset: int, data: bytes, newest: int) -> bytes:
+    piece = pb.Weights(
+        version=version.number,
+        num_bytes=len(version.data),
+        offset=offset,
+        data=data,
+        checksum=version.checksum,
+        newest=newest,
+    )
+    return pb.LearnerMessage(weights=piece).SerializeToString()
+
+
+def decode_learner_message(data: bytes) -> pb.LearnerMessage:
+    """Weights, or Taken; `Refused`."""
+    message = parse(pb.LearnerMessage, data)
+    kind = message.WhichOneof("message")
+    if kind not in ("weights", "taken"):
+        raise invalid(f"Expected Weights or Taken, got {kind or 'an empty message'}.")
+    return message

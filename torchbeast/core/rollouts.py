@@ -1,0 +1,59 @@
+"""What a batch says besides what is learnt from it: how old it is, and which episodes ended."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbeast.core.losses import Batch
+from torchbeast.core.nonfinite import pick_columns
+
+
+class Rollouts(NamedTuple):
+    """A batch, the agent's state at its first row, and how old each step is."""
+
+    batch: Batch
+    initial_state: tuple[Tensor, ...]
+    lag: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """The transitions that are learnt from, [T, B]."""
+        return ~self.batch["truncated"][1:]
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.mask.sum())
+
+    def without(self, columns: list[int]) -> "Rollouts | None":
+        """The others, if there are any."""
+        kept = [i for i in range(self.lag.shape[1]) if i not in columns]
+        return Rollouts(*pick_columns(tuple(self), kept)) if kept else None
+
+
+def policy_lag(batch: Batch, version: int) -> Tensor:
+    """By how many updates the weights that acted were behind, [T, B]; 0 where nobody acted."""
+    truncated = batch["truncated"][1:]
+    if "version" not in batch:
+        return torch.zeros_like(truncated, dtype=torch.int64)
+    return (version - batch["version"].expand(truncated.shape)).masked_fill(truncated, 0)
+
+
+def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
+    """Let nothing be learnt from rollouts with a step that is further behind; returns how many.
+
+    A row that is `truncated` counts for nothing, so that is what all their rows become.
+    """
+    is_old = (lag > max_lag).any(dim=0)  # [B]
+    batch["truncated"] = batch["truncated"] | is_old
+    return int(is_old.sum())
+
+
+def finished_episodes(batch: Batch) -> tuple[list[float], list[int]]:
+    """Returns and lengths of the episodes that ended in this batch.
+
+    Row 0 was the last row of the rollout before and has been counted there.
+    """
+    done, episode_step = batch["done"][1:], batch["episode_step"][1:]
+    over = done & (episode_step > 0)  # not the very first row, not a lost life
+    return batch["episode_return"][1:][over].tolist(), episode_step[over].tolist()

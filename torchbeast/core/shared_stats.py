@@ -1,0 +1,113 @@
+"""Statistics of a run with several learners: all ranks have the same, of all ranks."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from libtorchbeast.episode_info import InfoSums, add_sums
+from torchbeast.core.stats import RunningStats
+
+# Of an update: means over its steps, or the same everywhere. All others are sums, as losses are.
+MEANS = {
+    "clipped_rho_fraction",
+    "effective_sample_size",
+    "explained_variance",
+    "grad_norm",
+    "outliers",
+    "policy_lag",
+}
+# Of what comes with no update: sizes, which add up. All others are means.
+SIZES = {"batch_size", "num_actors", "learner_queue_size", "inference_queue_size"}
+
+
+class SharedStats(RunningStats):
+    """What this rank adds is news, which counts once it has been exchanged with the other ranks'.
+
+    `add_update` is for what all ranks know already.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forget_news()
+
+    def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
+        with self._lock:
+            self._news_episodes += [list(pair) for pair in zip(returns, lengths, strict=True)]
+
+    def add_info(self, sums: InfoSums) -> None:
+        with self._lock:
+            add_sums(self._news_info, sums)
+
+    def observe(self, metrics: dict[str, float]) -> None:
+        with self._lock:
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    total, number = self._news_observed.get(name, (0.0, 0))
+                    self._news_observed[name] = (total + value, number + 1)
+
+    def count(self, name: str, number: int) -> None:
+        with self._lock:
+            self._news_counts[name] = self._news_counts.get(name, 0) + number
+
+    def take_news(self) -> dict[str, Any]:
+        """Of this rank since the last call, for JSON."""
+        with self._lock:
+            news = {
+                "episodes": self._news_episodes,
+                "info": self._news_info,
+                "observed": self._news_observed,
+                "counts": self._news_counts,
+            }
+            self._forget_news()
+            return news
+
+    def add_news(self, all_news: list[dict[str, Any]]) -> None:
+        """Of all ranks, in the order of the ranks."""
+        sizes: dict[str, float] = {}
+        for news in all_news:
+            if news["episodes"]:
+                super().add_episodes(*zip(*news["episodes"], strict=True))
+            super().add_info({name: (sums[0], sums[1]) for name, sums in news["info"].items()})
+            for name, number in news["counts"].items():
+                super().count(name, number)
+            with self._lock:
+                for name, (total, number) in news["observed"].items():
+                    if name in SIZES:
+                        sizes[name] = sizes.get(name, 0.0) + total / number
+                    else:
+                        self._sums[name] = self._sums.get(name, 0.0) + total
+                        self._counts[name] = self._counts.get(name, 0) + number
+        super().observe(sizes)
+
+    def _forget_news(self) -> None:
+        self._news_episodes: list[list[float]] = []
+        self._news_info: InfoSums = {}
+        self._news_observed: dict[str, tuple[float, int]] = {}
+        self._news_counts: dict[str, int] = {}
+
+
+def mean_figures(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Of an update, from those of each step of the optimizer and its `weight`: the steps in it."""
+    figures = {}
+    for name in dict.fromkeys(name for step in steps for name in step if name != "weight"):
+        known = [(step[name], step["weight"]) for step in steps if name in step]
+        sum_of = math.fsum(value for value, _ in known)
+        figures[name] = weighted_mean(known) if name in MEANS else sum_of / len(steps)
+    return figures
+
+
+def merge_figures(figures: list[dict[str, float]], num_steps: list[int]) -> dict[str, float]:
+    """An update's figures from those of each rank, which has learnt from so many steps."""
+    merged = {}
+    for name in dict.fromkeys(name for of_rank in figures for name in of_rank):
+        known = [(f[name], n) for f, n in zip(figures, num_steps, strict=True) if name in f]
+        sum_of = math.fsum(value for value, _ in known)
+        merged[name] = weighted_mean(known) if name in MEANS else sum_of
+    return merged
+
+
+def weighted_mean(values: Sequence[tuple[float, float]]) -> float:
+    """Of values and their weights, but for values that are not finite."""
+    known = [(value, weight) for value, weight in values if math.isfinite(value)]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else math.nan

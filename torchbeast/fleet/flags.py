@@ -1,0 +1,164 @@
+"""The flags of a fleet: those of what its processes run, and where they are to run."""
+
+import dataclasses
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from libtorchbeast import secret
+from libtorchbeast.rpc.security import Security
+from torchbeast import polybeast_env
+from torchbeast.errors import UsageError
+
+DEFAULT_SAVEDIR = Path("~/.cache/torchbeast/fleets")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PLACED = ("servers_per_task", "cpus_per_server", "memory_gb_per_server")  # not on this machine
+
+
+ACTORS_ALONE = ("model", "weights_dtype", "autocast")
+
+
+@dataclass(frozen=True)
+class TaskFlags(polybeast_env.Flags):
+    """What the processes of a task run; no secret is in it."""
+
+    role: Literal["environments", "actors"] = "environments"
+    """What the servers are: environments (`polybeast_env`), or actors that carry the model
+    (`polybeast_actor`), for slow links."""
+    model: str | None = None
+    """Actors: package.module:Class if the learner's model is a class of your own."""
+    weights_dtype: Literal["float32", "bf16"] = "float32"
+    """Actors: how weights travel; bf16 takes half of the bytes."""
+    autocast: Literal["none", "bf16"] = "none"
+    """Actors: let the forward pass run in bfloat16 where that is safe."""
+
+    @property
+    def num_groups(self) -> int:
+        """An actor's environments all step together."""
+        return 1 if self.role == "actors" else super().num_groups
+
+
+@dataclass(frozen=True)
+class Flags(TaskFlags):
+    """Start a fleet of environment processes that dial a learner."""
+
+    launcher: Literal["local", "ray", "slurm"] = "local"
+    """Who places the processes: this program on this machine, a Ray cluster, or Slurm."""
+    name: str = "fleet"
+    """The fleet's name, for the commands status and stop."""
+    savedir: Path = DEFAULT_SAVEDIR
+    """What is known of the fleet is kept in <savedir>/<name>; Slurm's nodes must see it, too."""
+    servers_per_task: int = 1
+    """Ray, Slurm: servers that are placed together, in one Ray actor or one task of the array."""
+    cpus_per_server: float = 1.0
+    """Ray, Slurm: cores to ask for, for each server."""
+    memory_gb_per_server: float | None = None
+    """Ray, Slurm: memory to ask for, for each server; None: whatever the scheduler gives."""
+
+    ray_address: str = "auto"
+    """Ray: the cluster; auto is the one that this machine belongs to."""
+    ray_placement: Literal["SPREAD", "DEFAULT"] = "SPREAD"
+    """Ray: spread tasks over all nodes, or fill one after the other."""
+    ray_resources: str = ""
+    """Ray: other resources that each task asks for, as JSON: '{"simulators": 1}'."""
+    ray_runtime_env: str = ""
+    """Ray: its runtime_env, as JSON: '{"working_dir": "."}' copies your code to all nodes."""
+
+    slurm_partition: str | None = None
+    """Slurm: the partition; None: the cluster's default."""
+    slurm_time_min: int = 1440
+    """Slurm: time limit of a task in minutes; the task is put into the queue again before it."""
+    slurm_options: str = ""
+    """Slurm: more options of sbatch, as JSON: '{"account": "lab", "qos": "preemptible"}'."""
+
+    pipes_basename: Annotated[str, tyro.conf.Fixed, tyro.conf.Suppress] = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where this fleet keeps its files."""
+        return self.savedir.expanduser().absolute() / self.name
+
+    @property
+    def num_tasks(self) -> int:
+        """On this machine one process looks after all servers."""
+        if self.launcher == "local":
+            return 1
+        return math.ceil(self.num_servers / self.servers_per_task)
+
+    @property
+    def cpus_per_task(self) -> float:
+        return self.cpus_per_server * min(self.servers_per_task, self.num_servers)
+
+    @property
+    def memory_gb_per_task(self) -> float | None:
+        if self.memory_gb_per_server is None:
+            return None
+        return self.memory_gb_per_server * min(self.servers_per_task, self.num_servers)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The value of a flag that takes a JSON object."""
+        text = getattr(self, name)
+        try:
+            value = json.loads(text or "{}")
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise UsageError(f"--{name} must be a JSON object, got {text}.")
+        return value
+
+    def validate(self) -> None:
+        """Raise UsageError with one sentence if the flags cannot work."""
+        check_name(self.name)
+        if self.connect is None:
+            raise UsageError(
+                "A fleet dials a learner that listens; give its address, --connect host:port."
+            )
+        for name in (*PLACED, "slurm_time_min"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be more than 0, got {value}.")
+        self._check_launcher()
+        for name in ("ray_resources", "ray_runtime_env", "slurm_options"):
+            self.read_json(name)
+        super().validate()
+        self.fit_games()
+        if self.launcher == "slurm" and self.token_file is None and secret.token():
+            raise UsageError(
+                f"Slurm's nodes read the token from a file, got the variable {secret.VARIABLE}; "
+                "give --token_file, in a folder that all nodes see."
+            )
+
+    def _check_launcher(self) -> None:
+        """What is for other launchers or roles would have no effect."""
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) == field.default:
+                continue
+            for launcher in ("ray", "slurm"):
+                if field.name.startswith(f"{launcher}_") and self.launcher != launcher:
+                    raise UsageError(
+                        f"--{field.name} is for --launcher {launcher}, got {self.launcher}; "
+                        "leave it out."
+                    )
+            if field.name in ACTORS_ALONE and self.role != "actors":
+                raise UsageError(f"--{field.name} is for --role actors, got {self.role}.")
+            if field.name in PLACED and self.launcher == "local":
+                raise UsageError(
+                    f"--{field.name} is for --launcher ray and slurm, got local; leave it out."
+                )
+
+
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"A fleet's name has at most 64 letters, digits, dots, - and _, got {name!r}."
+        )
+
+
+def with_absolute_paths(flags: TaskFlags) -> TaskFlags:
+    """For processes that run in another folder."""
+    return dataclasses.replace(flags, **Security.of(flags).to_json())

@@ -1,0 +1,64 @@
+"""A task: a share of a fleet's servers, which a scheduler places on one machine.
+
+split      the shares of all tasks
+run_task   one of them, in the process that the scheduler started
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.supervisor import Supervisor
+from torchbeast import polybeast_env
+from torchbeast.fleet.flags import Flags, TaskFlags, with_absolute_paths
+
+LOG_FORMAT = "[fleet] %(message)s"
+
+
+def split(flags: Flags) -> list[TaskFlags]:
+    """What each task is to run."""
+    names = [field.name for field in dataclasses.fields(TaskFlags)]
+    everything = TaskFlags(**{name: getattr(flags, name) for name in names})
+    most = flags.num_servers if flags.launcher == "local" else flags.servers_per_task
+    shares = []
+    for number in range(flags.num_tasks):
+        num_servers = min(most, flags.num_servers - number * most)
+        seed = None if flags.seed is None else derive_seed(flags.seed, number)
+        share = dataclasses.replace(everything, num_servers=num_servers, seed=seed)
+        shares.append(with_absolute_paths(share))
+    return shares
+
+
+def log_to_stderr() -> None:
+    """What this package logs, and nothing that a scheduler's library does."""
+    logger = logging.getLogger("torchbeast")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+
+
+def run_task(flags: TaskFlags, is_restart: bool, goes_on: Callable[[Supervisor], bool]) -> int:
+    """Until SIGTERM, or `goes_on` says no. Returns the exit code.
+
+    A restart has other seeds, and lives through other episodes. UsageError if this machine lacks
+    something that the flags need, NobodyLeft if no environment has ever worked.
+    """
+    flags = dataclasses.replace(flags, seed=None) if is_restart else flags
+    if flags.role == "actors":
+        return _run_actors(flags, goes_on)
+    flags.validate()
+    return polybeast_env.run(flags.fit_games(), goes_on)
+
+
+def _run_actors(flags: TaskFlags, goes_on: Callable[[Supervisor], bool]) -> int:
+    from torchbeast import polybeast_actor  # which needs torch
+
+    flags.validate()
+    num_envs = flags.fit_games().num_envs
+    known = {field.name for field in dataclasses.fields(polybeast_actor.Flags)}
+    shared = {name: value for name, value in vars(flags).items() if name in known}
+    actors = polybeast_actor.Flags(**shared, num_actors=flags.num_servers, envs_per_actor=num_envs)
+    actors.validate()
+    return polybeast_actor.run(actors.fit_games(), goes_on)

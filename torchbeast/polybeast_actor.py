@@ -1,0 +1,122 @@
+"""PolyBeast's actors that carry the model: environments and a copy of the model, in processes.
+
+    python -m torchbeast.polybeast_actor --env Catch --connect learner:4242
+
+They dial a learner that listens, get weights from it in the background, and send whole rollouts:
+for links whose latency or bandwidth makes it slow to ask the learner for each action
+(`polybeast_env --connect`). What model it is the learner says.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from libtorchbeast.env_host import HostConfig
+from libtorchbeast.helper_process import Helper
+from libtorchbeast.rpc.security import Security
+from libtorchbeast.seeding import derive_seed
+from libtorchbeast.supervisor import Child, Supervisor
+from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at_game
+from torchbeast.envs.parallel import check_agents
+from torchbeast.errors import UsageError
+from torchbeast.models import check_model
+from torchbeast.polybeast_env import keep_alive, new_seed, run_program
+from torchbeast.run.flags import num_cores
+from torchbeast.run.remote_actor import ActorConfig
+
+
+@dataclass(frozen=True)
+class Flags(EnvOptions, Security):
+    """Run environments, and the model that acts in them, for a PolyBeast learner elsewhere."""
+
+    connect: str = ""
+    """The learner's address: host:port, or unix:/path."""
+    num_actors: int = num_cores()
+    """Processes."""
+    envs_per_actor: int = 16
+    """Environments of a process; they step together, with one forward pass."""
+    model: str | None = None
+    """package.module:Class if the learner's model is such a class of your own: what a learner names
+    runs only if it is named here, too."""
+    weights_dtype: Literal["float32", "bf16"] = "float32"
+    """How weights travel: bf16 takes half of the bytes."""
+    autocast: Literal["none", "bf16"] = "none"
+    """Let the forward pass run in bfloat16 where that is safe; V-trace makes up for it."""
+    env_timeout_s: float = 120.0
+    """A process whose environments take longer for one step is killed and restarted."""
+    seed: int | None = None
+    """Of environments and actions. None: another one at each start, and so on each machine."""
+
+    def validate(self) -> None:
+        """Raise UsageError with one sentence if the flags cannot work."""
+        for name in ("num_actors", "envs_per_actor", "env_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
+        if not self.connect:
+            raise UsageError(
+                "--connect must be the address of a learner that listens, got none; give it as "
+                "host:port."
+            )
+        if self.model is not None:
+            check_model(self.model)
+        check_env(self.env_options)
+        try:
+            self.check_dialing(self.connect)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    def fit_games(self) -> "Flags":
+        """The same flags; UsageError if there are too few places for the agents of a game."""
+        _, num_agents = look_at_game(self.env_options)  # better one sentence here than ten there
+        check_agents(num_agents, self.envs_per_actor)
+        return self
+
+
+def actor(flags: Flags, number: int, seed: int) -> Child:
+    """One of the processes, to be supervised."""
+
+    def start(num_starts: int) -> Helper:
+        host = HostConfig(
+            name=f"{flags.env} actor {number}",
+            factory=GROUP_FACTORY,
+            factory_options=dataclasses.asdict(flags.env_options),
+            num_envs=flags.envs_per_actor,
+            num_groups=1,
+            seed=derive_seed(seed, number, num_starts),
+            address=flags.connect,
+            dial=True,
+            is_first_start=num_starts == 0,
+            security=Security.of(flags).to_json(),
+        )
+        config = ActorConfig(
+            host=host.to_json(),
+            model=flags.model,
+            autocast=flags.autocast == "bf16",
+            weights_dtype="bfloat16" if flags.weights_dtype == "bf16" else "float32",
+        )
+        return Helper("torchbeast.run.remote_actor", config.to_json(), needs_token=True)
+
+    return Child(f"Actor {number}", start)
+
+
+def run(flags: Flags, goes_on: Callable[[Supervisor], bool] = lambda actors: True) -> int:
+    """Until asked to stop, or `goes_on`, called a few times a second, says no.
+
+    Returns the exit code.
+    """
+    seed = new_seed() if flags.seed is None else flags.seed
+    actors = [actor(flags, number, seed) for number in range(flags.num_actors)]
+    about = (
+        f"{flags.num_actors} actors of {flags.envs_per_actor} environments, dialing {flags.connect}"
+    )
+    return keep_alive(actors, flags.env_timeout_s, about, goes_on)
+
+
+def main(args: list[str] | None = None) -> int:
+    return run_program("polybeast_actor", Flags, run, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

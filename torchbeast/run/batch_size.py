@@ -1,0 +1,241 @@
+"""How large batches must be for rollouts to be new when they are learnt from.
+
+A rollout is as old as the updates between its first action and its own update. Let L be the learner
+threads, B the batch size, Q what the learner's queue holds, N the environments, in groups of K,
+and let no rollout take more than twice as long as those that others play meanwhile. Before it
+are learnt from, if rollouts are taken in the order in which they came:
+
+    L batches             that learner threads have when its first action is chosen;
+    Q - 1 + K rollouts    that are in the queue then: the last group comes in whole;
+    2 (N - K) rollouts    of the other groups: a group that plays then can end two in the meantime,
+                          one that waits for a place in the queue brings that one, and one more;
+    K - 1 rollouts        of its own group;
+    L - 1 batches         that other threads learn from first, though they took them later.
+
+So the lag is at most (2N - 2 + Q) // B + 2L - 1, and `needed_batch` is the smallest B that keeps it
+within --target_policy_lag. docs/architecture.md has MonoBeast's numbers, and what becomes of
+several clients and of numbers that change.
+"""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torchbeast.errors import UsageError
+from torchbeast.run.flags import TrainingFlags
+
+logger = logging.getLogger("torchbeast")
+
+PACE = 2  # rollouts that others end while one is played
+MAX_BATCH_SIZE = 1024  # that batches grow to, also with clients' environments
+MANY_UPDATES = 32  # more between acting and learning than V-trace makes up for well
+SETTLE_S = 2.0  # without a change, until a new size is logged: groups come one after the other
+OWN_CLIENT = 0  # an ActorPool's number for environments that no client has brought
+
+
+def lag_bound(batch_size: int, num_ahead: int, queue_size: int, num_learner_threads: int) -> int:
+    """The most updates between acting and learning, with `num_ahead` rollouts and a queue of
+    `queue_size`, or of a batch if that is larger, before a rollout."""
+    ahead = num_ahead + max(queue_size, batch_size)
+    return ahead // batch_size + 2 * num_learner_threads - 1
+
+
+def needed_batch(target: int, num_ahead: int, queue_size: int, num_learner_threads: int) -> int:
+    """The smallest batch whose `lag_bound` is within the target."""
+    most = target - (2 * num_learner_threads - 1)  # full batches before a rollout, its queue's last
+    batch_size = num_ahead // most + 1
+    if batch_size >= queue_size:
+        return batch_size
+    return (num_ahead + queue_size) // (most + 1) + 1
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The environments that are there."""
+
+    clients: Sequence[int]
+    """How many each client has; this program's own are one client."""
+    largest: int = 1
+    """Environments that step together, at most ..."""
+    smallest: int = 1
+    """... and at least."""
+
+    @property
+    def num_envs(self) -> int:
+        return sum(self.clients)
+
+
+class HasBatches(Protocol):
+    """The flags that say how large batches are."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def hold_actors(self) -> bool: ...
+    @property
+    def target_policy_lag(self) -> int | None: ...
+    @property
+    def num_learner_threads(self) -> int: ...
+
+
+def check_target(flags: HasBatches) -> None:
+    """UsageError if no batch is large enough for it."""
+    target, threads = flags.target_policy_lag, flags.num_learner_threads
+    if target is not None and target < 2 * threads and not flags.hold_actors:
+        raise UsageError(
+            f"target_policy_lag must be at least {2 * threads}, twice --num_learner_threads, got "
+            f"{target}; raise it, or give --hold_actors for no lag at all."
+        )
+
+
+def grow_batch(flags: HasBatches, num_envs: int, num_ahead: int, queue_size: int) -> int:
+    """--batch_size, or as many rollouts as --target_policy_lag or --hold_actors need."""
+    target = flags.target_policy_lag
+    if target is None:
+        return flags.batch_size
+    if flags.hold_actors:
+        needed = num_envs
+    else:
+        needed = needed_batch(target, num_ahead, queue_size, flags.num_learner_threads)
+    return max(flags.batch_size, needed)
+
+
+def choose_batch_size(flags: HasBatches, groups: Groups, queue_size: int = 0) -> int:
+    """PolyBeast's, for these environments; `queue_size` if the queue is to hold more than a batch.
+
+    Clients have equal shares of a batch. So the share of the largest must be what its batch would
+    be if it were alone; those with fewer environments than that bring one rollout of each.
+    """
+    target = flags.target_policy_lag
+    ahead = PACE * groups.num_envs + groups.largest - groups.smallest - 2
+    batch_size = grow_batch(flags, groups.num_envs, ahead, queue_size)
+    if target is None or flags.hold_actors:
+        return batch_size
+    share = PACE * max(groups.clients) / (target - 2 * flags.num_learner_threads + 1)
+    needed = math.ceil(sum(min(num_envs, share) for num_envs in groups.clients))
+    return max(batch_size, needed)
+
+
+class LagNotice:
+    """Says when there are so many environments that their rollouts are old, again if they double.
+
+    Between two rollouts of an environment there is an update for each `batch_size` others.
+    """
+
+    def __init__(self, flags: HasBatches) -> None:
+        many = max(MANY_UPDATES, flags.target_policy_lag or 0)
+        self._most_per_place = 1 if flags.hold_actors else many
+        self._said_at = 0
+
+    def poll(self, num_envs: int, batch_size: int) -> None:
+        if num_envs <= max(batch_size * self._most_per_place, self._said_at):
+            return
+        self._said_at = 2 * num_envs
+        logger.warning(
+            "With %d environments and batches of %d, rollouts are about %d updates old when they "
+            "are learnt from; a larger --batch_size or fewer environments learn better.",
+            num_envs, batch_size, math.ceil(num_envs / batch_size),
+        )  # fmt: skip
+
+
+def describe_size(
+    flags: TrainingFlags, batch_size: int, num_envs: int, is_enough: bool = True
+) -> str:
+    """For people: what the target has made of --batch_size."""
+    target = 0 if flags.hold_actors else flags.target_policy_lag
+    flag = "--hold_actors" if flags.hold_actors else "--target_policy_lag"
+    why = (
+        f"so that policy lag stays within {target} ({flag})"
+        if is_enough
+        else f"the most that are sure to fit the memory; policy lag may exceed {target} ({flag})"
+    )
+    return (
+        f"Updates learn from {batch_size} rollouts at a time with {num_envs} environments, {why}; "
+        f"--learning_rate stays {flags.learning_rate:g}. A given --batch_size would be kept."
+    )
+
+
+def report_batch_size(flags: Any, batch_size: int, num_envs: int) -> None:
+    """Log what a run with a fixed number of environments learns from."""
+    if batch_size != flags.batch_size:
+        logger.info("%s", describe_size(flags, batch_size, num_envs))
+    LagNotice(flags).poll(num_envs, batch_size)
+
+
+class BatchSize:
+    """Lets the learner's batch and queue follow the environments that are there; and says so.
+
+    For the main thread. `batch_size` and `queue_size` are those to make the queue with.
+    """
+
+    def __init__(self, flags: Any, num_expected: int, most: int = MAX_BATCH_SIZE) -> None:
+        """`flags` are PolyBeast's; so many environments of its own are about to come. Batches grow
+        to `most` rollouts."""
+        self._flags = flags
+        self._num_expected = num_expected
+        self._most = max(flags.batch_size, min(most, MAX_BATCH_SIZE))
+        self._is_enough = True
+        self._notice = LagNotice(flags)
+        self._num_envs = num_expected
+        group = getattr(flags, "envs_per_actor", 1)
+        self._resize(self._choose(Groups([num_expected], group, group)))
+        self._said = flags.batch_size
+        self._changed_at = -math.inf
+
+    @property
+    def _room(self) -> int:
+        """In the queue, if that is more than a batch."""
+        return self._flags.max_learner_queue_size or 0
+
+    def _choose(self, groups: Groups) -> int:
+        wanted = choose_batch_size(self._flags, groups, self._room)
+        self._is_enough = wanted <= self._most
+        return min(wanted, self._most)
+
+    def _resize(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.queue_size = 0 if self._flags.queue_size == 0 else max(self._room, batch_size)
+
+    def poll(self, queue: Any) -> None:
+        """Resize the queue if environments have come or gone; called a few times a second."""
+        groups = self._find_groups(queue.members())
+        if groups.num_envs:
+            self._num_envs = groups.num_envs
+            self._follow(queue, self._choose(groups))
+        self._report()
+        self._notice.poll(self._num_envs, self.batch_size)
+
+    def _find_groups(self, members: Sequence[tuple[int, int]]) -> Groups:
+        clients: Counter[int] = Counter()
+        for client, num_envs in members:
+            clients[client] += num_envs
+        if clients[OWN_CLIENT] >= self._num_expected:
+            self._num_expected = 0  # all have come; from now on it counts who is there
+        clients[OWN_CLIENT] = max(clients[OWN_CLIENT], self._num_expected)
+        sizes = [num_envs for _, num_envs in members] or [1]
+        return Groups(list(clients.values()), max(sizes), min(sizes))
+
+    def _follow(self, queue: Any, wanted: int) -> None:
+        """To larger batches at once; to smaller ones when what waits is no more than a batch, as
+        each rollout before another makes it older by one in so many."""
+        batch_size = max(wanted, min(self.batch_size, queue.size()))
+        if batch_size == self.batch_size:
+            return
+        self._resize(batch_size)
+        queue.resize(batch_size, batch_size, self.queue_size)
+        self._changed_at = time.monotonic()
+
+    def _report(self) -> None:
+        """A change of more than a tenth, or back to --batch_size."""
+        size, smallest = self.batch_size, self._flags.batch_size
+        differs = abs(size - self._said) > self._said / 10 or smallest in (size, self._said)
+        if size == self._said or not differs or time.monotonic() < self._changed_at + SETTLE_S:
+            return
+        self._said = size
+        level = logging.INFO if self._is_enough else logging.WARNING
+        text = describe_size(self._flags, size, self._num_envs, self._is_enough)
+        logger.log(level, "%s", text)
