@@ -38,7 +38,7 @@ def test_images_of_any_usual_layout_get_an_image_net_and_its_settings(shape, ima
     spec = spec_for(shape, 2, dtype, 0, 255 if dtype == "uint8" else 1)
     assert choose_encoder("auto", spec) == "shallow"
     assert find_layout(shape).shape == image
-    assert recipes._for_frames(spec, "auto") == recipes.IMAGE
+    assert recipes._for_frames(spec, "auto") == recipes.IMAGE | recipes.FAST_CONVOLUTIONS
 
 
 def test_an_image_net_takes_stacks_of_colour_images():

@@ -11,11 +11,12 @@ from torch import nn
 from tests.helpers.specs import spec_for
 from tests.helpers.threads import run_in_threads
 from torchbeast.core import learner as learner_module
-from torchbeast.core import losses, vtrace
+from torchbeast.core import losses, precision, vtrace
 from torchbeast.core.learner import Learner, finished_episodes
-from torchbeast.core.losses import autocast, compute_loss
+from torchbeast.core.losses import compute_loss
 from torchbeast.core.nonfinite import pick_columns
 from torchbeast.core.optimizers import without_compiler
+from torchbeast.core.precision import autocast
 from torchbeast.core.ranks import OneRank
 from torchbeast.models import make_model, unroll_lstm
 from torchbeast.run.flags import TrainingFlags
@@ -477,6 +478,18 @@ def test_bfloat16_gives_about_the_same_loss_and_float32_weights():
     assert rough.dtype == torch.float32
     assert rough != exact
     assert rough.item() == pytest.approx(exact.item(), rel=0.05)
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_bfloat16_is_chosen_by_what_the_device_has_instructions_for(has_it, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_it})
+    precision.computes_bf16.cache_clear()
+    with autocast(torch.device("cpu"), "auto"):
+        assert torch.is_autocast_enabled("cpu") == has_it
+    for dtype, enabled in (("none", False), ("bf16", True)):
+        with autocast(torch.device("cpu"), dtype):
+            assert torch.is_autocast_enabled("cpu") == enabled
+    precision.computes_bf16.cache_clear()
 
 
 @pytest.mark.parametrize("use_lstm", [False, True])

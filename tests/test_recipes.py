@@ -83,7 +83,9 @@ def test_images_in_a_tree_get_the_settings_of_images(model):
         {"camera": image, "speed": ArraySpec("float32", (2,))},
         {"camera": image, "action_mask": ArraySpec("int8", (2,))},
     ):
-        assert recipes._for_frames(Spec(observation, discrete(2)), model) == recipes.IMAGE
+        found = recipes._for_frames(Spec(observation, discrete(2)), model)
+        faster = {} if ":" in model else recipes.FAST_CONVOLUTIONS
+        assert found == recipes.IMAGE | faster
 
 
 def test_vectors_in_a_tree_get_the_settings_of_vectors():
@@ -108,4 +110,4 @@ def test_float_actions_have_settings_of_their_own():
     assert recipes.find(EnvOptions("remote"), "default", spec=floats) == recipes.FLOAT_ACTIONS
     pictures = dataclasses.replace(IMAGE, action=floats.action)
     found = recipes.find(EnvOptions("remote"), "default", spec=pictures)
-    assert found == recipes.IMAGE_FLOAT_ACTIONS
+    assert found == recipes.IMAGE_FLOAT_ACTIONS | recipes.FAST_CONVOLUTIONS

@@ -14,6 +14,7 @@ from libtorchbeast.tree import map_tree
 from torchbeast.core import vtrace
 from torchbeast.core.agent_output import as_output
 from torchbeast.core.distributions import Categorical, Distribution
+from torchbeast.core.precision import autocast
 from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.settings import Settings
 
@@ -284,11 +285,6 @@ class Loss(nn.Module):
             targets,
             self._ranks,
         )
-
-
-def autocast(device: torch.device, dtype: str) -> torch.autocast:
-    """Mixed precision for a forward pass, if `dtype` is bf16."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16")
 
 
 def effective_sample_size(log_rhos: Tensor) -> Tensor:

@@ -25,12 +25,13 @@ class ShallowConv(nn.Module):
             nn.Conv2d(16, 32, kernel_size=4, stride=2),
             nn.ReLU(inplace=True),
         ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.linear = nn.Linear(self._images.count_outputs(self.convs), self.num_features)
+        self.output = nn.Linear(self._images.count_outputs(self.convs), self.num_features)
         self.apply(keep_scale)
 
     def forward(self, frame: Tensor) -> Tensor:
         x = self.convs(self._images(frame))
-        return torch.relu_(self.linear(x.flatten(1)))
+        x = x.permute(0, 2, 3, 1).flatten(1)  # in the order of memory: nothing is copied
+        return torch.relu_(self.output(x))
 
 
 class DeepConv(nn.Module):

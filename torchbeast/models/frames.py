@@ -219,17 +219,28 @@ class Images(nn.Module):
     def forward(self, frame: Tensor) -> Tensor:
         frame = frame.permute(0, *self._order).reshape(len(frame), *self._shape)
         x = torch.empty_like(frame, dtype=torch.float32, memory_format=torch.channels_last)
-        in_pieces = frame.device.type == "cpu" and not torch.compiler.is_compiling()
-        size = CHUNK if in_pieces else len(frame)
+        if frame.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._center(frame, x)
+        # In pieces that stay in the cache until they have the dtype of the convolutions.
+        if not torch.is_autocast_enabled("cpu"):
+            for some, source in zip(x.split(CHUNK), frame.split(CHUNK), strict=True):
+                self._center(source, some)
+            return x
+        images = torch.empty_like(x, dtype=torch.get_autocast_dtype("cpu"))
+        for some, source in zip(images.split(CHUNK), frame.split(CHUNK), strict=True):
+            some.copy_(self._center(source, x[: len(source)]))
+        return images
+
+    def _center(self, frame: Tensor, x: Tensor) -> Tensor:
+        """Write a frame to `x`, scaled."""
+        for channel in range(self.num_channels):  # one strided copy of all takes twice as long
+            x[:, channel] = frame[:, channel]
         scale = self._scale
         if scale is None and frame.dtype == torch.uint8:
             scale = Scale(0.0, 1 / 255)
-        for some, source in zip(x.split(size), frame.split(size), strict=True):
-            for channel in range(self.num_channels):  # one strided copy of all takes twice as long
-                some[:, channel] = source[:, channel]
-            if scale is not None:  # what is taken off first goes with the mean
-                some.mul_(scale.factor)
-                some.sub_(some.mean(dim=(1, 2, 3), keepdim=True))
+        if scale is not None:  # what is taken off first goes with the mean
+            x.mul_(scale.factor)
+            x.sub_(x.mean(dim=(1, 2, 3), keepdim=True))
         return x
 
     def count_outputs(self, convs: nn.Module) -> int:

@@ -69,6 +69,9 @@ IMAGE = {
 # Pictures with float actions: IMPALA's way, as the flags' own defaults.
 IMAGE_FLOAT_ACTIONS = {"entropy_cost": 0.001, "normalize_rewards": True}
 
+# Our own image nets have their memory and heads in float32 all the same. Nobody knows of others'.
+FAST_CONVOLUTIONS = {"autocast": "auto"}
+
 # Scores of games differ by orders of magnitude. Elsewhere rewards are learnt from as they are.
 ATARI = {"reward_clipping": "abs_one"}
 
@@ -105,11 +108,14 @@ def find(
 
 def _for_frames(spec: Spec, model: str) -> dict[str, Any]:
     """By the encoder that these frames get; one's own model has what `auto` would have."""
-    if ":" in model:
+    is_own = ":" in model
+    if is_own:
         frame, _ = split_mask(spec.observation)
         is_image = any(find_layout(leaf.shape) is not None for _, leaf in leaves_of(frame))
     else:
         is_image = choose_encoder(model, spec) != "mlp"
     if any("float" in leaf.dtype for _, leaf in leaves_of(spec.action)):
-        return IMAGE_FLOAT_ACTIONS if is_image else FLOAT_ACTIONS
-    return IMAGE if is_image else VECTOR
+        changes = IMAGE_FLOAT_ACTIONS if is_image else FLOAT_ACTIONS
+    else:
+        changes = IMAGE if is_image else VECTOR
+    return {**changes, **FAST_CONVOLUTIONS} if is_image and not is_own else changes

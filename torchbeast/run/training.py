@@ -13,6 +13,7 @@ from libtorchbeast.episode_info import MAX_NAMES
 from libtorchbeast.rows import Spec
 from torchbeast.core.file_writer import FileWriter, MessageFile
 from torchbeast.core.learner import Learner
+from torchbeast.core.precision import computes_bf16
 from torchbeast.core.stats import EPISODE_WINDOW
 from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
@@ -118,6 +119,9 @@ def _introduce(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | N
     print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
     for line in saved_run.describe_sources(flags):
         print(line)
+    if flags.autocast == "auto":
+        dtype = "bfloat16" if computes_bf16(learner.device.type) else "float32"
+        print(f"The learner's nets run in {dtype}, the faster one on its device (--autocast).")
     if saved is not None:
         for line in saved_run.describe_changes(saved, flags):
             print(line)
