@@ -14,7 +14,7 @@ from torchbeast.core.settings import Settings
 from torchbeast.envs import EnvOptions
 from torchbeast.run import recipes
 from torchbeast.run.command_line import parse
-from torchbeast.run.flags import with_recipe
+from torchbeast.run.flags import num_cores, with_recipe
 
 VECTOR, IMAGE = spec_for((4,), 2), spec_for((84, 84), 2)
 
@@ -102,7 +102,16 @@ def test_there_is_an_environment_for_each_place_in_a_batch_of_vectors():
     few = parse(polybeast.Flags, ["--env", "Catch", "--batch_size", "8"])
     assert few.num_groups * few.envs_per_actor == 8
     off = parse(polybeast.Flags, ["--env", "Catch", "--no-hold_actors"])
-    assert off.num_groups * off.envs_per_actor == 16 * polybeast.Flags().num_servers
+    assert off.num_groups * off.envs_per_actor == 2 * off.envs_per_actor * num_cores()
+
+
+def test_a_learner_that_makes_several_passes_shares_its_machine_with_fewer_workers():
+    def num_servers(*args):
+        return parse(polybeast.Flags, ["--env", "Mock", *args]).num_servers
+
+    assert num_servers() == num_cores()
+    assert num_servers("--num_passes", "1") == num_cores() + 1
+    assert num_servers("--num_servers", "7") == 7
 
 
 def test_float_actions_have_settings_of_their_own():

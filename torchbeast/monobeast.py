@@ -114,10 +114,13 @@ class Flags(TrainingFlags):
             return self.num_slots
         return max(self.num_envs, self.effective_batch_size + self.envs_per_actor - 1)
 
-    def share_out(self, num_envs: int) -> dict[str, Any]:
+    def place_environments(self) -> dict[str, Any]:
+        if not self.hold_actors:
+            return {}
+        # With one environment for each place in a batch there is no lag.
         if self.is_given("num_actors"):
-            return {"envs_per_actor": max(1, num_envs // max(1, self.num_actors))}
-        return {"num_actors": max(1, num_envs // self.envs_per_actor)}
+            return {"envs_per_actor": max(1, self.batch_size // max(1, self.num_actors))}
+        return {"num_actors": max(1, self.batch_size // self.envs_per_actor)}
 
     @property
     def learner_device(self) -> torch.device:

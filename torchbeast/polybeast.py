@@ -21,7 +21,8 @@ class Flags(polybeast_learner.Flags):
     """Train or test an agent with environments on this machine."""
 
     num_servers: int = num_cores() + 1
-    """Processes that step environments; one more than cores, so that none is idle."""
+    """Processes that step environments; one more than cores, so that none is idle, or as many as
+    cores with several passes."""
     num_actors: int | None = None
     """Groups of environments, dealt out to the processes; None: two for each."""
     envs_per_actor: int = 8 if num_cores() <= 8 else 4
@@ -33,10 +34,14 @@ class Flags(polybeast_learner.Flags):
     def num_groups(self) -> int:
         return self.num_actors or GROUPS_PER_WORKER * self.num_servers
 
-    def share_out(self, num_envs: int) -> dict[str, Any]:
-        if self.is_given("num_actors") or self.is_given("num_servers"):
-            return {"envs_per_actor": max(1, num_envs // max(1, self.num_groups))}
-        num_groups = max(1, num_envs // self.envs_per_actor)
+    def place_environments(self) -> dict[str, Any]:
+        is_given = self.is_given("num_actors") or self.is_given("num_servers")
+        if not self.hold_actors:  # a learner that makes several passes keeps a core busy by itself
+            return {"num_servers": num_cores()} if self.num_passes > 1 and not is_given else {}
+        # With one environment for each place in a batch there is no lag.
+        if is_given:
+            return {"envs_per_actor": max(1, self.batch_size // max(1, self.num_groups))}
+        num_groups = max(1, self.batch_size // self.envs_per_actor)
         num_servers = min(num_groups, max(num_groups // GROUPS_PER_WORKER, num_cores()))
         return {"num_actors": num_groups, "num_servers": num_servers}
 

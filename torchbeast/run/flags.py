@@ -116,8 +116,9 @@ class TrainingFlags(Settings, EnvOptions):
             return info
         return {name: sums for name, sums in info.items() if name in self.info_names}
 
-    def share_out(self, num_envs: int) -> dict[str, Any]:
-        """Flags that make so many environments with what was given, if this program makes any."""
+    def place_environments(self) -> dict[str, Any]:
+        """How many there are and where, by what was given and by the recipe, if this program makes
+        any."""
         return {}
 
     def is_given(self, name: str) -> bool:
@@ -241,8 +242,7 @@ def with_recipe(flags: FlagsT, spec: Spec | None = None) -> FlagsT:
         spec, num_agents = look_at_game(flags.env_options)
     values = recipes.find(flags.env_options, flags.recipe, flags.model, spec)
     flags = _with_places(with_values(flags, "recipe", values), num_agents)
-    if flags.hold_actors:  # with one environment for each place in a batch there is no lag
-        flags = with_values(flags, "recipe", flags.share_out(flags.batch_size))
+    flags = with_values(flags, "recipe", flags.place_environments())
     return _with_places(flags, num_agents)
 
 
