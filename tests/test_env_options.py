@@ -9,7 +9,14 @@ import pytest
 
 from libtorchbeast.environments import make_environments
 from torchbeast import monobeast
-from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at, make_envs
+from torchbeast.envs import (
+    GROUP_FACTORY,
+    EnvOptions,
+    check_env,
+    describe_lives,
+    look_at,
+    make_envs,
+)
 from torchbeast.errors import UsageError
 from torchbeast.run.command_line import parse
 from torchbeast.run.evaluate import Video
@@ -220,14 +227,21 @@ def test_what_cannot_be_filmed_is_said_in_one_sentence(tmp_path):
         film(f"{TASKS}:corridor", tmp_path / "none.mp4")
 
 
-def test_the_papers_recipe_with_wrappers_names_the_flag_that_helps():
-    options = EnvOptions(
-        env="PongNoFrameskip-v4", episodic_life=True, wrappers="gymnasium.wrappers:NormalizeReward"
-    )
-    with pytest.raises(UsageError, match=r"--recipe paper sets.* add --no-episodic-life"):
-        make_envs(options, 1, 1)
-    args = ["--recipe", "paper", "--no-episodic-life"]
-    assert parse(monobeast.Flags, args).episodic_life is False
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "A lost life ends the episode"),
+        ({"episodic_life": False}, "a game is one"),
+        ({"wrappers": "gymnasium.wrappers:NormalizeReward"}, "one by one"),
+        ({"env_kwargs": '{"difficulty": 1}'}, "one by one"),
+        ({"env": "CartPole-v1"}, ""),
+    ],
+)
+def test_what_a_lost_life_is_to_the_learner_is_said(options, text):
+    options = EnvOptions(**{"env": "BreakoutNoFrameskip-v4", **options})
+    assert text in describe_lives(options)
+    assert text or describe_lives(options) == ""
+    make_envs(options, 1, 1).close()  # all of them can be played
 
 
 def test_an_observation_that_is_text_is_refused_with_a_sentence(tmp_path, monkeypatch):

@@ -3,7 +3,14 @@
 from libtorchbeast.rows import Environments, Row
 from torchbeast.envs.names import REMOTE, check_env
 from torchbeast.envs.options import EnvOptions
-from torchbeast.envs.registry import is_atari, look_at, look_at_game, make_envs, make_group
+from torchbeast.envs.registry import (
+    describe_lives,
+    is_atari,
+    look_at,
+    look_at_game,
+    make_envs,
+    make_group,
+)
 
 __all__ = [
     "GROUP_FACTORY",
@@ -12,6 +19,7 @@ __all__ = [
     "Environments",
     "Row",
     "check_env",
+    "describe_lives",
     "is_atari",
     "look_at",
     "look_at_game",

@@ -32,8 +32,9 @@ class EnvOptions:
     """Atari: at most this many no-ops at the start of an episode."""
     fire_reset: bool = True
     """Atari: press FIRE at the start, in games that have it."""
-    episodic_life: bool = False
-    """Atari: a lost life ends the episode for the learner (returns stay the game's)."""
+    episodic_life: bool = True
+    """Atari: a lost life ends the episode for the learner (returns stay the game's); not with
+    --wrappers, mode or difficulty."""
     sticky_actions: float | None = None
     """Atari: probability to repeat the last action; None: what the id says (-v4: 0, -v5: 0.25)."""
 

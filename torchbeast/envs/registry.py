@@ -102,6 +102,19 @@ def is_atari(options: EnvOptions) -> bool:
     return isinstance(maker, EnvSpec) and maker.entry_point == atari.ENTRY_POINT
 
 
+def describe_lives(options: EnvOptions) -> str:
+    """What a lost life is to the learner, for people; empty where there are none to lose."""
+    maker = find_maker(options)
+    if not isinstance(maker, EnvSpec) or maker.entry_point != atari.ENTRY_POINT:
+        return ""
+    kwargs = {**maker.kwargs, **options.kwargs}
+    if not options.episodic_life:
+        return "Lost lives end no episode; a game is one."
+    if kwargs.get("obs_type") == "ram" or _is_stepped_singly(options, kwargs):
+        return "Lost lives end no episode here, as games are stepped one by one; wrap them for it."
+    return "A lost life ends the episode for the learner; returns are the game's (--episodic_life)."
+
+
 def _make_envs(
     options: EnvOptions, num_envs: int, seed: int | None, render: bool, whole_games: bool
 ) -> Environments:
@@ -250,12 +263,11 @@ def _make_atari(
         mode=kwargs.get("mode"),
         difficulty=kwargs.get("difficulty"),
     )
-    wrappers = options.wrapper_classes
-    if not render and not wrappers and game.mode is None and game.difficulty is None:
-        return atari.AtariEnvs(game, num_envs, seed, options.episodic_life)
-    if options.episodic_life and not render:
-        raise UsageError(
-            "--episodic_life, which --recipe paper sets, does not go with --wrappers, mode and "
-            "difficulty; add --no-episodic-life, or wrap the game in one that ends episodes so."
-        )
-    return atari.make_single_games(game, num_envs, seed, wrappers, render)
+    if render or _is_stepped_singly(options, kwargs):
+        return atari.make_single_games(game, num_envs, seed, options.wrapper_classes, render)
+    return atari.AtariEnvs(game, num_envs, seed, options.episodic_life)
+
+
+def _is_stepped_singly(options: EnvOptions, kwargs: dict[str, Any]) -> bool:
+    """Whether ALE's vector environment cannot play a game so."""
+    return bool(options.wrappers) or any(kwargs.get(k) is not None for k in ("mode", "difficulty"))

@@ -84,7 +84,6 @@ PAPER = {
     "entropy_cost": 0.01,
     "epsilon": 0.1,  # the paper's 0.01 stands under the root with the mean of squares
     "vtrace_lambda": 1.0,
-    "episodic_life": True,
     "reward_clipping": "abs_one",
     "model": "deep",
     "envs_per_actor": 16,

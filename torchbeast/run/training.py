@@ -15,6 +15,7 @@ from torchbeast.core.file_writer import FileWriter, MessageFile
 from torchbeast.core.learner import Learner
 from torchbeast.core.precision import computes_bf16
 from torchbeast.core.stats import EPISODE_WINDOW
+from torchbeast.envs import REMOTE, describe_lives
 from torchbeast.errors import UsageError
 from torchbeast.report import Reporter
 from torchbeast.run import checkpoint, saved_run
@@ -119,6 +120,8 @@ def _introduce(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | N
     print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
     for line in saved_run.describe_sources(flags):
         print(line)
+    if flags.env != REMOTE and (lives := describe_lives(flags.env_options)):
+        print(lives)
     if flags.autocast == "auto":
         dtype = "bfloat16" if computes_bf16(learner.device.type) else "float32"
         print(f"The learner's nets run in {dtype}, the faster one on its device (--autocast).")
