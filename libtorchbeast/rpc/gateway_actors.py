@@ -19,15 +19,15 @@ from libtorchbeast.rpc.actor_messages import (
     encode_welcome,
     is_rollout,
 )
-from libtorchbeast.rpc.clients import client_of
+from libtorchbeast.rpc.gateway_streams import lane_for
 from libtorchbeast.rpc.grpc_loops import first_of
-from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, READ_GREETING, Read, Watched
+from libtorchbeast.rpc.grpc_streams import READ, READ_GREETING, Read, Watched
 from libtorchbeast.rpc.handshake import Greeting, Hello, invalid, no_descriptor_left
 from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.rollout_messages import RolloutReader
 from libtorchbeast.rpc.weights import Publication
-from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
+from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane
 
 ROLLOUT = "sent a rollout"
 
@@ -51,30 +51,22 @@ class ActorCarrier:
         write: Write,
     ) -> None:
         """Until the actor leaves."""
-        stream.has_done(INTRODUCE)
-        with self._line.clients.playing(stream, hello):
-            lane = await self._line.lanes.acquire(hello, client_of(stream))
-            lane.name = f"{hello.name} at {stream.peer}"
-            try:
-                publication = self._line.publication
-                if publication is None:  # its descriptor was lost
-                    raise no_descriptor_left()
-                with self._line.playing(hello, stream):
-                    stream.expect(READ_GREETING, self._limits.write_s)
-                    await write(encode_welcome(publication.offer, greeting, weights_dtype))
-                    stream.has_done(READ_GREETING)
-                    carrying = _Carrying(
-                        self._line, self._limits, stream, lane, publication, read, write
-                    )
-                    await first_of(
-                        carrying.read_messages(),
-                        carrying.carry_rollouts(),
-                        carrying.send_weights(weights_dtype),
-                    )
-            except LaneClosed as error:
-                raise self._line.ending() from error
-            finally:
-                self._line.lanes.release(lane)
+        async with lane_for(self._line, stream, hello) as lane:
+            publication = self._line.publication
+            if publication is None:  # its descriptor was lost
+                raise no_descriptor_left()
+            with self._line.playing(hello, stream):
+                stream.expect(READ_GREETING, self._limits.write_s)
+                await write(encode_welcome(publication.offer, greeting, weights_dtype))
+                stream.has_done(READ_GREETING)
+                carrying = _Carrying(
+                    self._line, self._limits, stream, lane, publication, read, write
+                )
+                await first_of(
+                    carrying.read_messages(),
+                    carrying.carry_rollouts(),
+                    carrying.send_weights(weights_dtype),
+                )
 
 
 class _Carrying:

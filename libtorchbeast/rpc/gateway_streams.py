@@ -1,6 +1,7 @@
 """What a gateway does with a stream that has introduced itself: rows go to a lane, actions back."""
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc.aio
 
@@ -20,6 +21,21 @@ from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.steps import StepReader, encode_actions
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
+
+
+@contextlib.asynccontextmanager
+async def lane_for(line: LearnerLine, stream: Watched, hello: Hello) -> AsyncIterator[Lane]:
+    """The lane of a stream that has introduced itself, while it is carried."""
+    stream.has_done(INTRODUCE)
+    with line.clients.playing(stream, hello):
+        lane = await line.lanes.acquire(hello, client_of(stream))
+        lane.name = f"{hello.name} at {stream.peer}"
+        try:
+            yield lane
+        except LaneClosed as error:
+            raise line.ending() from error
+        finally:
+            line.lanes.release(lane)
 
 
 class Carrier:
@@ -42,21 +58,13 @@ class Carrier:
         `accept` is called once there is a lane. `exchange` writes actions and reads the next step,
         which it expects in time.
         """
-        stream.has_done(INTRODUCE)
-        with self._line.clients.playing(stream, hello):
-            lane = await self._line.lanes.acquire(hello, client_of(stream))
-            lane.name = f"{hello.name} at {stream.peer}"
-            try:
-                with self._line.playing(hello, stream):
-                    if accept is not None:
-                        stream.expect(READ_GREETING, self._limits.write_s)
-                        await accept()
-                        stream.has_done(READ_GREETING)
-                    await self._carry(stream, lane, read, exchange)
-            except LaneClosed as error:
-                raise self._line.ending() from error
-            finally:
-                self._line.lanes.release(lane)
+        async with lane_for(self._line, stream, hello) as lane:
+            with self._line.playing(hello, stream):
+                if accept is not None:
+                    stream.expect(READ_GREETING, self._limits.write_s)
+                    await accept()
+                    stream.has_done(READ_GREETING)
+                await self._carry(stream, lane, read, exchange)
 
     async def _carry(self, stream: Watched, lane: Lane, read: Read, exchange: Exchange) -> None:
         assert isinstance(lane.spec, Spec)
