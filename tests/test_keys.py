@@ -3,13 +3,10 @@
 import contextlib
 import dataclasses
 import os
-import signal
 import socket
 import ssl
 import stat
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,15 +17,10 @@ from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.specs import spec_of
 from libtorchbeast.workers import Workers, WorkersConfig
-from tests.helpers.attacks import under_attack
-from tests.helpers.certificates import Certificates, write_secret
-from tests.helpers.remote import learner
+from tests.helpers.certificates import Certificates
 from tests.helpers.threads import run_in_threads, wait_until
-from tests.test_rpc_security import try_to_play
 from torchbeast import keys
 from torchbeast.envs import GROUP_FACTORY, EnvOptions, make_envs
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -38,16 +30,6 @@ def ours(tmp_path):
 
 def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def listening(ours, **options):
-    return Security(tls_cert=ours.path("learner.pem"), tls_key=ours.path("learner.key"), **options)
-
-
-def dialing(ours, name=None, **options):
-    if name is not None:
-        options |= {"tls_cert": ours.path(f"{name}.pem"), "tls_key": ours.path(f"{name}.key")}
-    return Security(tls_ca=ours.path("ca.pem"), **options)
 
 
 # ---------------------------------------------------------------------------------------- commands
@@ -141,63 +123,7 @@ def test_what_a_certificate_is_for_stands_in_it(ours):
     assert "purpose" in handshake(ours, "learner", "hostA")["server"]
 
 
-def test_a_workers_certificate_cannot_pose_as_the_learner(ours, tmp_path):
-    """Even one that has the learner's names in it."""
-    where = keys.Where(ours.folder)
-    names = keys._alternatives(("learner", "127.0.0.1"))
-    keys._issue(where, "thief", "thief", names, ("clientAuth",))
-    token = write_secret(tmp_path / "token", "secret")
-    right = dialing(ours, token_file=token)
-    for name, outcome in (("learner", True), ("worker", False), ("thief", False)):
-        posing = Security(
-            tls_cert=ours.path(f"{name}.pem"), tls_key=ours.path(f"{name}.key"), token_file=token
-        )
-        with learner(listen=["127.0.0.1:0"], security=posing) as it:
-            assert (try_to_play(it.address, right) == "played") == outcome
-
-
 # ---------------------------------------------------------------------------------------- rotation
-
-
-def certificate_at(address):
-    host, _, port = address.rpartition(":")
-    return ssl.get_server_certificate((host, int(port)), timeout=10).strip()
-
-
-def test_certificates_are_replaced_while_the_learner_runs(ours, tmp_path):
-    token = write_secret(tmp_path / "token", "secret")
-    right = dialing(ours, token_file=token)
-    with under_attack(listening(ours, token_file=token), right) as it:
-        first = ours.path("learner.pem").read_text().strip()
-        assert certificate_at(it.address) == first
-        key = ours.path("learner.key").read_bytes()
-        write_secret(ours.path("learner.key"), "half of a new pair")
-        assert certificate_at(it.address) == first
-        ours.path("learner.key").write_bytes(key)
-        ours.command("learner", "127.0.0.1", "--replace")
-        second = ours.path("learner.pem").read_text().strip()
-        assert certificate_at(it.address) == second != first
-        assert try_to_play(it.address, right) == "played"
-
-
-def test_a_token_is_replaced_while_the_learner_runs(tmp_path):
-    token = write_secret(tmp_path / "token", "old")
-    old, new = (write_secret(tmp_path / name, name) for name in ("old", "new"))
-    with under_attack(Security(token_file=token), Security(token_file=old)) as it:
-        write_secret(token, "new")
-        assert "got another one" in try_to_play(it.address, Security(token_file=old))
-        assert try_to_play(it.address, Security(token_file=new)) == "played"
-
-
-def test_a_token_file_that_others_can_read_is_refused_with_the_remedy(tmp_path):
-    path = tmp_path / "a token"
-    path.write_text("secret")
-    for mode in (0o644, 0o640, 0o604, 0o620):
-        path.chmod(mode)
-        with pytest.raises(ValueError, match=f"has mode {mode:04o}; run: chmod 600 '.*a token'"):
-            Security(token_file=path).check_dialing("127.0.0.1:1")
-    path.chmod(0o600)
-    Security(token_file=path).check_dialing("127.0.0.1:1")
 
 
 def test_the_list_of_revoked_names_is_read_anew(tmp_path):
@@ -217,25 +143,6 @@ def test_the_list_of_revoked_names_is_read_anew(tmp_path):
 
 
 # ------------------------------------------------------------------------------------ environments
-
-
-@pytest.mark.parametrize("dials", [True, False], ids=["dials", "listens"])
-def test_environments_elsewhere_do_not_see_the_token(tmp_path, monkeypatch, dials):
-    """Though the process that steps them dials with it, or asks for it."""
-    monkeypatch.setenv("TORCHBEAST_TOKEN", "secret")
-    at_socket = f"unix:{tmp_path}/server"
-    where = {"listen": ["127.0.0.1:0"]} if dials else {"server_addresses": [f"{at_socket}.0"]}
-    with learner(**where) as it:
-        address = ["--connect", it.address] if dials else ["--pipes_basename", at_socket]
-        command = [sys.executable, "-m", "torchbeast.polybeast_env", "--num_servers", "1"]
-        command += ["--env", "tests.helpers.curious:Curious", "--envs_per_server", "1", *address]
-        process = subprocess.Popen(command, cwd=ROOT)
-        try:
-            it.wait_for_rollouts(2)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
-    assert all((rows["frame"][..., 2] == 0).all() for rows, _, _ in it.rollouts)
 
 
 def test_workers_do_not_see_the_token(monkeypatch):

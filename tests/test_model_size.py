@@ -1,28 +1,19 @@
 """The first environments that dial in decide how large the model is, within what there is."""
 
 import dataclasses
-import threading
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from torch import nn
 
-import torchbeast
 from libtorchbeast.rows import Spec
-from libtorchbeast.rpc.env_client import LearnerGone
-from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.specs import ArraySpec, discrete
-from tests.helpers.threads import run_in_threads, wait_until
 from torchbeast.core.learner import Learner
 from torchbeast.core.settings import Settings
 from torchbeast.errors import UsageError
 from torchbeast.models import make_model
-from torchbeast.polybeast_learner import Flags, open_source
 from torchbeast.run import model_size
-from torchbeast.run.flags import with_values
-from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.actor_model import ActorModel
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -95,33 +86,3 @@ def test_a_model_that_cannot_be_built_without_memory_is_built_with_it(one_gib, c
     assert "cannot be built on the meta device" in caplog.text
     with pytest.raises(UsageError, match="a model of 64 MiB"):
         model_size.check_fits(lambda: NeedsMemory(MIB), Settings(), 7, rollout_bytes=MIB)
-
-
-def test_a_first_client_that_asks_for_too_large_a_model_is_sent_away(one_gib, tmp_path):
-    """At once and without a model; the next one decides."""
-    address = f"unix:{tmp_path}/learner"
-    given = {"model": "mlp", "unroll_length": 4, "batch_size": 1}
-    flags = with_values(Flags(env="remote", listen=address), "command line", given)
-    grown_by = []
-    decided = threading.Event()
-
-    def dial():
-        wait_until((tmp_path / "learner").exists)
-        before = psutil.Process().memory_info().rss
-        with (
-            torchbeast.connect(address, num_actions=3) as greedy,
-            pytest.raises(Refused, match="has no model for these environments: a model of"),
-        ):
-            greedy.step(np.zeros(393_216, np.float32))
-        grown_by.append(psutil.Process().memory_info().rss - before)
-        options = {"num_actions": 3, "reconnect_s": 0.0}
-        with torchbeast.connect(address, **options) as small, pytest.raises(LearnerGone):
-            small.step(np.zeros(8, np.float32))  # decides, and plays until the learner ends
-        assert decided.is_set()
-
-    with run_in_threads(dial), StopRequest() as stop:
-        source = open_source(flags, stop)
-        decided.set()
-        source.close()
-    assert source.spec.observation.shape == (8,)
-    assert grown_by[0] < 100 * MIB

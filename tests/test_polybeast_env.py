@@ -19,7 +19,6 @@ from libtorchbeast.environments import Broken
 from libtorchbeast.rpc.address import listen_unix
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.supervisor import CANNOT_WORK
-from tests.helpers.certificates import write_secret
 from tests.helpers.counting import counting_group
 from tests.helpers.remote import check_rollouts, learner
 from tests.helpers.threads import wait_until
@@ -103,29 +102,6 @@ def test_a_lack_of_descriptors_never_ends_the_program(host, monkeypatch):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with pytest.raises(OSError, match="is somebody else there"):
         Security().add_port(server, "127.0.0.1:1")
-
-
-@pytest.mark.slow
-def test_environments_that_are_refused_wait_and_are_asked_for_again(tmp_path):
-    """A token that is put right later must be enough: nobody restarts a fleet by hand."""
-    token = tmp_path / "token"
-    write_secret(token, "secret")
-    mine = tmp_path / "mine"
-    write_secret(mine, "another")
-    with learner(listen=["127.0.0.1:0"], security=Security(token_file=token)) as it:
-        process = start("--connect", it.address, "--env", "tests.helpers.counting:Counting",
-                        "--token_file", str(mine))  # fmt: skip
-        try:
-            wait_until(lambda: any(client.refused for client in it.gateways.clients))
-            assert process.poll() is None
-            write_secret(mine, "secret")
-            it.wait_for_environments(1)
-        finally:
-            process.terminate()
-            _, error = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert "refused these environments: The token must be this end's, got another one" in error
-    assert "Traceback" not in error
 
 
 @pytest.mark.slow

@@ -122,22 +122,6 @@ def test_an_agent_of_remote_environments_plays_one_that_is_named(tmp_path, capsy
     assert "environments that dialled in; name one to play with --env" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("mode", ["train", "test"])
-@pytest.mark.parametrize("name", ["env", "model"])
-def test_code_that_a_checkpoint_names_does_not_run(tmp_path, capsys, mode, name):
-    (tmp_path / "trap.py").write_text("raise SystemExit('the trap was sprung')")
-    saved_run(tmp_path, **{name: "trap:make"})
-    assert parse(tmp_path, "--mode", mode) == 2
-    error = capsys.readouterr().err
-    assert "a checkpoint cannot run code; name it, too: " in error
-    # The command to copy names it, and so runs it.
-    command = shlex.split(error.split("name it, too: ")[1])
-    assert command[0] == sys.executable
-    assert command[-8:] == [
-        "--savedir", str(tmp_path), "--xpid", "run", "--mode", mode, f"--{name}", "trap:make",
-    ]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_the_command_to_copy_works(tmp_path):
     (tmp_path / "mine.py").write_text("from torchbeast.envs.toys import Catch as make")

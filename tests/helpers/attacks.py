@@ -7,13 +7,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
+import psutil
 
 from libtorchbeast.rpc.address import listen_unix
 from libtorchbeast.rpc.messages import LEARNER_METHOD, token_metadata
 from libtorchbeast.rpc.security import Security
+from tests.helpers.counting import Counting
 from tests.helpers.remote import Learner, check_rollouts, client, learner
 from tests.helpers.threads import run_in_threads, wait_until
 
@@ -24,7 +26,7 @@ class Bystander:
     def __init__(self, it: Learner, num_envs: int) -> None:
         it.wait_for_environments(num_envs)
         self._it = it
-        self._ids = {_id_of(rollout) for rollout in list(it.rollouts)}
+        self.ids = {_id_of(rollout) for rollout in list(it.rollouts)}
         self._rollouts: list[Any] = []
         self._num_seen = 0  # of all rollouts
 
@@ -32,7 +34,7 @@ class Bystander:
     def rollouts(self) -> list[Any]:
         new = self._it.rollouts[self._num_seen :]
         self._num_seen += len(new)
-        self._rollouts += [rollout for rollout in new if _id_of(rollout) in self._ids]
+        self._rollouts += [rollout for rollout in new if _id_of(rollout) in self.ids]
         return self._rollouts
 
     def plays_on(self, number: int = 3) -> None:
@@ -43,12 +45,12 @@ class Bystander:
     def check(self, one_stream: bool) -> None:
         """Every row is right; if it has had one stream, nothing is missing and nothing padded."""
         rollouts = list(self.rollouts)
-        assert set(check_rollouts(rollouts, self._it.unroll_length)) == self._ids
+        assert set(check_rollouts(rollouts, self._it.unroll_length)) == self.ids
         if not one_stream:
             return
         assert not any(rows["truncated"].any() for rows, _, _ in rollouts)
         firsts = [rows["done"][0, 0] and rows["episode_step"][0, 0] == 0 for rows, _, _ in rollouts]
-        assert sum(firsts) == len(self._ids), "one stream, from the start to the end"
+        assert sum(firsts) == len(self.ids), "one stream, from the start to the end"
 
 
 def _id_of(rollout: Any) -> int:
@@ -78,6 +80,54 @@ def under_attack(
             it.bystander.check(one_stream)
         assert it.gateways.pids == pids
         assert it.gateways.supervisor.num_restarts == 0
+
+
+class Recording(Counting):
+    """Keeps the actions that reach it."""
+
+    made: ClassVar[list[int]] = []
+    taken: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made.append(self.id)
+
+    def step(self, action: Any) -> Any:
+        self.taken.append(int(action))
+        return super().step(action)
+
+    @classmethod
+    def forget(cls) -> "type[Recording]":
+        """As at the start of a test."""
+        cls.made.clear()
+        cls.taken.clear()
+        return cls
+
+
+def address_of(kind: str, folder: Path) -> str:
+    """Where to listen: at a port, or at a socket in a folder."""
+    return "127.0.0.1:0" if kind == "tcp" else f"unix:{folder}/socket"
+
+
+def rss_of(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+@contextlib.contextmanager
+def grows_by_less_than(mib: int, pid: int) -> Iterator[None]:
+    """At no moment does a process take so much more memory."""
+    before, largest, over = rss_of(pid), [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            largest[0] = max(largest[0], rss_of(pid))
+
+    with run_in_threads(watch):
+        try:
+            yield
+        finally:
+            over.set()
+    assert largest[0] - before < mib << 20
 
 
 class FakeProxy:

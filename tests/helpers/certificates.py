@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from libtorchbeast.rpc.security import Security
 from torchbeast import keys
 
 
@@ -26,6 +28,17 @@ class Certificates:
 
     def command(self, *args: str) -> None:
         assert keys.main([*args, "--folder", str(self.folder)]) == 0
+
+
+def of_holder(certificates: Certificates, name: str, token: Security, **options: Any) -> Security:
+    """What an end dials, or listens, with that has the certificate of this name."""
+    return Security(
+        tls_ca=certificates.path("ca.pem"),
+        tls_cert=certificates.path(f"{name}.pem"),
+        tls_key=certificates.path(f"{name}.key"),
+        token_file=token.token_file,
+        **options,
+    )
 
 
 def write_secret(path: Path, text: str) -> Path:
