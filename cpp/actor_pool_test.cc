@@ -438,6 +438,71 @@ TEST_CASE("who brings rollouts is held back while the learner's queue is full") 
   batcher.close();
 }
 
+// Brings rollouts of two environments that are full of one number each, and dies now and then.
+void bring_rollouts(ActorPool& pool, std::int32_t host) {
+  const auto deadline = [] { return Clock::now() + std::chrono::seconds(20); };
+  const Array memory = zeros({kUnrollLength + 1, 2});
+  auto* numbers = reinterpret_cast<std::int32_t*>(memory.data);
+  auto word = std::make_shared<std::uint32_t>(0);
+  const Turn turn(word.get(), word);
+  Lane lane{turn, tuple_of({memory}), tuple_of({})};
+  lane.client = host % 2;
+  lane.has_rollouts = true;
+  pool.add_lane(lane);
+  State before = State::kFree;
+  const auto die = [&] {
+    turn.abandon();
+    CHECK(turn.wait_while(State::kGone, deadline()) == State::kFree);
+    before = State::kFree;
+  };
+  for (std::int32_t i = 0; i < 40; ++i) {
+    std::fill(numbers, numbers + 2 * (kUnrollLength + 1), 1000 * host + i);
+    CHECK(turn.pass(before, State::kAgent));
+    if (i % 7 == 3) {  // With a rollout that nobody has looked at, is copied, or waits.
+      die();
+      continue;
+    }
+    CHECK(turn.wait_while(State::kAgent, deadline()) == State::kEnvironment);
+    before = State::kEnvironment;
+    numbers[0] = -1;
+    if (i % 11 == 5) die();  // In the middle of the next one.
+  }
+  turn.abandon();
+}
+
+TEST_CASE("rollouts of many lanes are whole and in order, whenever those who bring them die") {
+  std::int64_t room = 0;
+  SUBCASE("in a queue with room for a batch") { room = 3; }
+  SUBCASE("in a queue whose producers wait for the learner") { room = 0; }
+  BatchingQueue queue({1, 3, 3, {}, room});
+  DynamicBatcher batcher({1, 1, 64, 10, {}});
+  ActorPool pool(kUnrollLength, queue, batcher, tuple_of({}));
+  std::int64_t num_rollouts = 0;
+  std::thread learner([&] {
+    Values newest(4, -1);
+    while (const auto batch = queue.dequeue()) {
+      const Values numbers = values(batch->leaves[0]);
+      for (std::size_t column = 0; column < 3; ++column, ++num_rollouts) {
+        const std::int32_t number = numbers[column];
+        for (std::size_t i = column; i < numbers.size(); i += 3) CHECK(numbers[i] == number);
+        std::int32_t& last = newest[static_cast<std::size_t>(number / 1000)];
+        CHECK(number % 1000 >= last);
+        last = number % 1000;
+      }
+    }
+  });
+  std::vector<std::thread> hosts;
+  for (std::int32_t host = 0; host < 4; ++host) {
+    hosts.emplace_back([&pool, host] { bring_rollouts(pool, host); });
+  }
+  for (std::thread& host : hosts) host.join();
+  queue.close();
+  batcher.close();
+  pool.run();
+  learner.join();
+  CHECK(num_rollouts > 4 * 2 * 30);
+}
+
 TEST_CASE("a pool without environments ends, too") {
   System system(1);
   Environments nobody(1);
