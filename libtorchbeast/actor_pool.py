@@ -14,7 +14,7 @@ from libtorchbeast import _C
 from libtorchbeast.episode_info import InfoSums, add_sums
 from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rows import TORCHBEAST_FIELDS
-from libtorchbeast.shared_lanes import Lane
+from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane
 
 if TYPE_CHECKING:
     from libtorchbeast.rpc.security import Security
@@ -78,6 +78,12 @@ class ActorPool(_C.ActorPool):
         rollout = ((rows, parts["outputs"]), state)
         client = self._number_of(lane.client)
         super().add_lane(lane.turn, rollout, (), lane.wakeup_fd, client, has_rollouts=True)
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether somebody brings whole rollouts now: an actor that carries the model."""
+        lanes = [lane for lane in list(self._lanes.values()) if lane.has_rollouts]
+        return any(lane.turn.state in (AGENT, ENVIRONMENT) for lane in lanes)
 
     def client_of(self, source: int) -> str:
         """Whose environment is behind a number in rows; see `Lane.client`."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import queue as queues
 import re
 import signal
 import statistics
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from tests.helpers.training import (
     ROOT,
     TIMEOUT_S,
+    Background,
     RemoteEnvironments,
     Training,
     newest_figures,
@@ -37,6 +39,7 @@ from torchbeast.run.batch_size import (
     needed_batch,
 )
 from torchbeast.run.command_line import parse
+from torchbeast.run.model_offer import ROLLOUTS_AHEAD
 
 libtorchbeast = pytest.importorskip("libtorchbeast")
 
@@ -87,6 +90,17 @@ def test_the_largest_client_has_the_share_that_it_needs():
     assert choose_batch_size(flags, Groups([8] * 128, 8, 8)) == 137
     share = 2 * 989 / 15
     assert choose_batch_size(flags, Groups([35, 989], 8, 8)) == int(35 + share) + 1
+
+
+def test_rollouts_on_their_way_count_as_further_environments():
+    flags = dataclasses.replace(FLAGS, num_learner_threads=1)
+    assert choose_batch_size(flags, Groups([256], 8, 8)) == 35
+    assert choose_batch_size(flags, Groups([256], 8, 8, in_flight=4)) == 137
+    assert choose_batch_size(flags, Groups([8] * 32, 8, 8, in_flight=4)) == 137
+    share = 4 * 2 * 200 / 15
+    assert choose_batch_size(flags, Groups([56, 200], 8, 8, 4)) == int(56 + share) + 1
+    held = dataclasses.replace(flags, hold_actors=True)
+    assert choose_batch_size(held, Groups([256], 8, 8)) == 256
 
 
 @pytest.mark.parametrize("beast", [monobeast, polybeast_learner])
@@ -224,6 +238,16 @@ def test_batches_have_their_size_before_a_runs_own_environments_have_come(at_onc
     assert size.batch_size == choose_batch_size(flags, Groups([512], 8, 8)) < large
 
 
+def test_batches_grow_while_there_are_actors_that_carry_the_model():
+    size, queue = BatchSize(FLAGS, num_expected=0), FakeQueue([(0, 64)] * 2)
+    size.poll(queue)
+    small = size.batch_size
+    size.poll(queue, in_flight=4)
+    assert size.batch_size == choose_batch_size(FLAGS, Groups([128], 64, 64, 4)) > 3 * small
+    size.poll(queue)
+    assert size.batch_size == small
+
+
 def test_small_changes_are_followed_and_not_logged_each_time(at_once, caplog):
     caplog.set_level("INFO")
     size, queue = BatchSize(FLAGS, num_expected=0), FakeQueue()
@@ -270,6 +294,7 @@ def test_rollouts_that_will_be_old_are_logged(caplog, num_envs, is_logged):
 def test_a_target_that_is_asked_for_is_no_reason_for_a_warning(caplog):
     flags = dataclasses.replace(FLAGS, target_policy_lag=100)
     LagNotice(flags).poll(80 * 8, 8)
+    LagNotice(flags).poll(20 * 8, 8, in_flight=4)
     assert not caplog.text
     LagNotice(flags).poll(101 * 8, 8)
     assert "rollouts are about 101 updates old" in caplog.text
@@ -280,9 +305,13 @@ def test_a_target_that_is_asked_for_is_no_reason_for_a_warning(caplog):
 
 class Lockstep:
     """Environments that play in no time and a learner that is always late: the oldest rollouts
-    that there can be. The learner waits until everybody waits for it."""
+    that there can be. The learner waits until everybody waits for it.
 
-    def __init__(self, num_envs, batch_size):
+    With more than one rollout in flight they are actors that carry the model: all but one are on
+    their way or played, and weights are those that were new when the rollout before was begun.
+    """
+
+    def __init__(self, num_envs, batch_size, in_flight=1):
         self.queue = libtorchbeast.BatchingQueue(
             batch_dim=0,
             minimum_batch_size=batch_size,
@@ -293,25 +322,46 @@ class Lockstep:
         self._queue_size = batch_size
         self._lock = threading.Lock()
         self._num_waiting = 0
-        self._threads = [threading.Thread(target=self._play) for _ in range(num_envs)]
-        for thread in self._threads:
-            thread.start()
+        self._is_late = in_flight > 1
+        self._num_begun = 0
+        self._most_begun = num_envs * max(1, in_flight - 1)
+        self._num_envs = num_envs
+        self._threads = []
+        for _ in range(num_envs):
+            on_their_way, may_begin = queues.Queue(), threading.Semaphore(max(1, in_flight - 1))
+            for target in (self._play, self._send):
+                thread = threading.Thread(target=target, args=(on_their_way, may_begin))
+                self._threads.append(thread)
+                thread.start()
 
-    def _play(self):
-        while True:
-            rollout = torch.tensor([self.version])
+    def _play(self, on_their_way, may_begin):
+        before = self.version
+        while may_begin.acquire() and not self.queue.is_closed():
+            newest = self.version
+            with self._lock:
+                self._num_begun += 1
+            on_their_way.put(torch.tensor([before if self._is_late else newest]))
+            before = newest
+        on_their_way.put(None)
+
+    def _send(self, on_their_way, may_begin):
+        while (rollout := on_their_way.get()) is not None:
             with self._lock:
                 self._num_waiting += 1
             try:
                 self.queue.enqueue(rollout)
             except libtorchbeast.ClosedBatchingQueue:
-                return
+                may_begin.release()
+                continue
             with self._lock:
                 self._num_waiting -= 1
+                self._num_begun -= 1
+            may_begin.release()
 
     def _is_quiet(self):
         with self._lock:
-            all_wait = self._num_waiting == len(self._threads)
+            now = (self._num_waiting, self._num_begun)
+        all_wait = now == (self._num_envs, self._most_begun)
         return all_wait and self.queue.size() >= self._queue_size
 
     def resize(self, batch_size):
@@ -348,6 +398,18 @@ def test_no_rollout_is_older_than_the_bound_says():
         lockstep.resize(batch_size)
         lockstep.learn(num_envs // batch_size + 2)  # what is older still
         assert lockstep.learn(20) <= target
+    finally:
+        lockstep.close()
+
+
+def test_no_rollout_of_an_actor_that_carries_the_model_is_older_than_the_bound_says():
+    num_envs, target, in_flight = 24, 8, ROLLOUTS_AHEAD + 2
+    batch_size = needed_batch(target, in_flight * 2 * num_envs - 2, 0, 1)
+    lockstep = Lockstep(num_envs, batch_size, in_flight)
+    try:
+        assert in_flight * num_envs // batch_size <= lockstep.learn(50) <= target
+        lockstep.resize(needed_batch(target, 2 * num_envs - 2, 0, 1))
+        assert lockstep.learn(50) > target  # what is on its way must be counted
     finally:
         lockstep.close()
 
@@ -407,3 +469,26 @@ def test_clients_that_join_and_leave_do_not_make_rollouts_old(tmp_path):
             training.wait_for_step(training.step + 2_000)
             assert training.end(signal.SIGTERM) == 0
     assert 0 < usual_lag(training.folder, 264 / 8) <= 16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_actors_that_carry_the_model_are_learnt_from_in_time(tmp_path):
+    """Batches that count what plays alone would be 37, and the lag 15."""
+    address = f"unix:{tmp_path}/learner"
+    args = (*SMALL_STEPS, "--total_steps", "100000000", "--batch_size", "8")
+    args += ("--target_policy_lag", "8", "--listen", address)
+    dial = ("--env", "Catch", "--connect", address, "--num_actors", "2", "--envs_per_actor", "64")
+    program = [sys.executable, "-m", "torchbeast.polybeast_actor", *dial]
+    with (
+        Training("polybeast_learner", tmp_path, *args) as training,
+        Background(program, tmp_path / "actors", cwd=ROOT) as actors,
+    ):
+        training.wait_for_step(1)
+        training.wait_for(
+            lambda: float(newest_figures(training.folder).get("batch_size", 0)) >= 128, "batches"
+        )
+        training.wait_for_step(training.step + 200_000)
+        assert training.end(signal.SIGTERM) == 0
+        assert actors.end(signal.SIGTERM) == 0
+    assert 0 < usual_lag(training.folder, 128) <= 8

@@ -95,6 +95,7 @@ def test_bfloat16_at_the_actor_gives_other_logits_and_the_same_rows():
 def test_with_a_learner_that_is_waited_for_there_is_no_lag():
     """Each rollout is played with weights at least as new as when the one before was taken."""
     publisher = Publisher(queue_size=0)
+    assert publisher.offers.in_flight == 1
     with publisher.learning() as it, acting(it.address, NUM_ENVS) as (link, _):
         for version in range(1, 6):
             publisher.publish(version)
@@ -102,6 +103,18 @@ def test_with_a_learner_that_is_waited_for_there_is_no_lag():
         session = link.next_session(lambda: None)
         assert session.welcome.rollouts_ahead == 0
         assert session.num_untaken <= 1
+
+
+def test_while_an_actor_plays_the_learner_knows_that_rollouts_are_on_their_way():
+    publisher = Publisher()
+    with publisher.learning() as it:
+        assert not it.pool.has_rollouts
+        with acting(it.address, NUM_ENVS) as (link, _):
+            it.wait_for_rollouts(2)
+            assert it.pool.has_rollouts
+            welcome = link.next_session(lambda: None).welcome
+            assert publisher.offers.in_flight == welcome.rollouts_ahead + 2
+        wait_until(lambda: not it.pool.has_rollouts)
 
 
 def test_updates_without_end_keep_no_actor_from_playing_though_it_waits_for_weights():

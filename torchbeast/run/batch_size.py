@@ -13,8 +13,16 @@ are learnt from, if rollouts are taken in the order in which they came:
     L - 1 batches         that other threads learn from first, though they took them later.
 
 So the lag is at most (2N - 2 + Q) // B + 2L - 1, and `needed_batch` is the smallest B that keeps it
-within --target_policy_lag. docs/architecture.md has MonoBeast's numbers, and what becomes of
-several clients and of numbers that change.
+within --target_policy_lag.
+
+Actors that carry the model play on while rollouts are on their way, and with weights that they
+asked for a rollout earlier. Let F be the rollouts of a group, the one that is played among them,
+that may be on their way at once, and one more for the weights. A rollout then lives for F times
+the time that its group takes for one; of each other group 2F end meanwhile, and F - 1 more of its
+own group. So N counts F times: (2FN - 2 + Q) // B + 2L - 1, with the largest F that is there.
+
+docs/architecture.md has MonoBeast's numbers, and what becomes of several clients and of numbers
+that change.
 """
 
 import logging
@@ -63,6 +71,9 @@ class Groups:
     """Environments that step together, at most ..."""
     smallest: int = 1
     """... and at least."""
+    in_flight: int = 1
+    """Rollouts of a group that live at the same time; more than the one that is played if actors
+    carry the model (`ModelOffers.in_flight`)."""
 
     @property
     def num_envs(self) -> int:
@@ -111,11 +122,12 @@ def choose_batch_size(flags: HasBatches, groups: Groups, queue_size: int = 0) ->
     be if it were alone; those with fewer environments than that bring one rollout of each.
     """
     target = flags.target_policy_lag
-    ahead = PACE * groups.num_envs + groups.largest - groups.smallest - 2
+    pace = PACE * groups.in_flight
+    ahead = pace * groups.num_envs + groups.largest - groups.smallest - 2
     batch_size = grow_batch(flags, groups.num_envs, ahead, queue_size)
     if target is None or flags.hold_actors:
         return batch_size
-    share = PACE * max(groups.clients) / (target - 2 * flags.num_learner_threads + 1)
+    share = pace * max(groups.clients) / (target - 2 * flags.num_learner_threads + 1)
     needed = math.ceil(sum(min(num_envs, share) for num_envs in groups.clients))
     return max(batch_size, needed)
 
@@ -123,7 +135,7 @@ def choose_batch_size(flags: HasBatches, groups: Groups, queue_size: int = 0) ->
 class LagNotice:
     """Says when there are so many environments that their rollouts are old, again if they double.
 
-    Between two rollouts of an environment there is an update for each `batch_size` others.
+    While an environment's rollout lives, there is an update for each `batch_size` others.
     """
 
     def __init__(self, flags: HasBatches) -> None:
@@ -131,14 +143,15 @@ class LagNotice:
         self._most_per_place = 1 if flags.hold_actors else many
         self._said_at = 0
 
-    def poll(self, num_envs: int, batch_size: int) -> None:
-        if num_envs <= max(batch_size * self._most_per_place, self._said_at):
+    def poll(self, num_envs: int, batch_size: int, in_flight: int = 1) -> None:
+        num_ahead = in_flight * num_envs
+        if num_ahead <= max(batch_size * self._most_per_place, self._said_at):
             return
-        self._said_at = 2 * num_envs
+        self._said_at = 2 * num_ahead
         logger.warning(
             "With %d environments and batches of %d, rollouts are about %d updates old when they "
             "are learnt from; a larger --batch_size or fewer environments learn better.",
-            num_envs, batch_size, math.ceil(num_envs / batch_size),
+            num_envs, batch_size, math.ceil(num_ahead / batch_size),
         )  # fmt: skip
 
 
@@ -200,16 +213,19 @@ class BatchSize:
         self.batch_size = batch_size
         self.queue_size = 0 if self._flags.queue_size == 0 else max(self._room, batch_size)
 
-    def poll(self, queue: Any) -> None:
-        """Resize the queue if environments have come or gone; called a few times a second."""
-        groups = self._find_groups(queue.members())
+    def poll(self, queue: Any, in_flight: int = 1) -> None:
+        """Resize the queue if environments have come or gone; called a few times a second.
+
+        `in_flight` as in `Groups`.
+        """
+        groups = self._find_groups(queue.members(), in_flight)
         if groups.num_envs:
             self._num_envs = groups.num_envs
             self._follow(queue, self._choose(groups))
         self._report()
-        self._notice.poll(self._num_envs, self.batch_size)
+        self._notice.poll(self._num_envs, self.batch_size, in_flight)
 
-    def _find_groups(self, members: Sequence[tuple[int, int]]) -> Groups:
+    def _find_groups(self, members: Sequence[tuple[int, int]], in_flight: int) -> Groups:
         clients: Counter[int] = Counter()
         for client, num_envs in members:
             clients[client] += num_envs
@@ -217,7 +233,7 @@ class BatchSize:
             self._num_expected = 0  # all have come; from now on it counts who is there
         clients[OWN_CLIENT] = max(clients[OWN_CLIENT], self._num_expected)
         sizes = [num_envs for _, num_envs in members] or [1]
-        return Groups(list(clients.values()), max(sizes), min(sizes))
+        return Groups(list(clients.values()), max(sizes), min(sizes), in_flight)
 
     def _follow(self, queue: Any, wanted: int) -> None:
         """To larger batches at once; to smaller ones when what waits is no more than a batch, as

@@ -34,6 +34,10 @@ class ModelOffers:
         self._learner = learner
         self._spec = spec
         self._rollouts_ahead = ROLLOUTS_AHEAD if queue_size > 0 else 0
+        self.in_flight = self._rollouts_ahead + 2 if queue_size > 0 else 1
+        """Rollouts of an actor that live at once: those that were sent and not taken, the one that
+        is played, and one more as its weights were asked for when the one before was begun. Who
+        waits for the learner has one, and the newest weights for it."""
         self._weights: SharedWeights | None = None
 
     def make(self) -> ModelOffer:
