@@ -54,7 +54,7 @@ FLOAT_ACTIONS = {
 IMAGE = {
     "unroll_length": 32,
     "batch_size": 32,
-    "num_passes": 3,
+    "num_passes": 2,
     "num_minibatches": 4,
     "clip_ratio": 0.15,
     "normalize_advantages": True,
@@ -62,7 +62,7 @@ IMAGE = {
     "clip_pg_rho_threshold": 4.0,
     "clip_c_threshold": 4.0,
     "optimizer": "adam",
-    "learning_rate": 0.0003,
+    "learning_rate": 0.0005,
     "entropy_cost": 0.01,
 }
 
