@@ -1,5 +1,6 @@
 """Where several learners meet: who is waited for, what all of them hear, and who they are."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -35,6 +36,9 @@ class Scripted:
 
     def gather(self, tensor):
         return torch.stack([tensor, torch.tensor(self.other, dtype=tensor.dtype)])
+
+    def exchange(self, message):
+        return [message, message]
 
 
 @pytest.fixture
@@ -214,6 +218,35 @@ def test_flags_of_the_run_are_those_of_the_first_learner(caplog, tmp_path):
     assert second.disable_checkpoint
     assert second.seed != first.seed
     assert "Learner 0 has other flags, which hold for all: batch_size 5, xpid run" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("has_first", "has_second", "is_refused"),
+    [(False, True, True), (False, False, False), (True, True, False), (True, False, False)],
+)
+def test_a_checkpoint_that_only_another_machine_has_is_not_passed_over(
+    tmp_path, has_first, has_second, is_refused
+):
+    flags = TrainingFlags(env="Catch", savedir=tmp_path, xpid="run")
+
+    class Apart(Scripted):
+        def share(self, contents):
+            return contents
+
+        def exchange(self, message):
+            assert message["has_one"] == has_first
+            return [message, {"has_one": has_second, "host": "second", "folder": "/there"}]
+
+    if has_first:
+        flags.rundir.mkdir()
+        (flags.rundir / "model.tar").touch()
+    if not is_refused:
+        assert for_rank(flags, Apart()) == flags
+        return
+    with pytest.raises(UsageError, match="but learner 1 on second has one in /there; let that"):
+        for_rank(flags, Apart())
+    anew = dataclasses.replace(flags, disable_checkpoint=True)
+    assert for_rank(anew, Apart()) == anew
 
 
 def test_the_first_environments_of_any_learner_decide_for_all(monkeypatch):

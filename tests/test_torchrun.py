@@ -1,17 +1,21 @@
 """Runs with several learners: they learn, stop, restart and resume as one."""
 
+import csv
 import os
 import signal
+import socket
 import sys
+from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
 import torch
 
-from tests.helpers.ranks import ranks_of
+from tests.helpers.ranks import free_port, ranks_of
 from tests.helpers.training import (
     ROOT,
     TIMEOUT_S,
+    Background,
     RemoteEnvironments,
     Training,
     final_return,
@@ -23,7 +27,8 @@ from tests.helpers.training import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_S)]
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+LAUNCH = (sys.executable, "-m", "torch.distributed.run")
+TORCHRUN = (*LAUNCH, "--standalone", "--nproc_per_node", "2")
 CATCH = ("--env", "Catch", "--learner_cpu_threads", "1")
 ENDLESS = (*CATCH, "--total_steps", "100000000")
 
@@ -45,6 +50,76 @@ def test_two_learners_of_torchrun_make_one_run(tmp_path):
     assert int(rows[-1]["step"]) == saved_step(training.folder) >= 40000
     assert float(newest_figures(training.folder)["num_learners"]) == 2
     assert int(rows[-1]["episodes"]) > 40000 / 9 / 2  # of both: each episode takes 9 steps
+
+
+def test_two_machines_without_a_common_folder_make_one_run(tmp_path):
+    """One torchrun for each of them, as docs/cluster.md has it."""
+    nodes = []
+    port = free_port()
+    with ExitStack() as stack:
+        for node in range(2):
+            (tmp_path / f"node-{node}").mkdir()
+            place = ("--nnodes", "2", "--node_rank", str(node), "--nproc_per_node", "1")
+            where = ("--master_addr", "127.0.0.1", "--master_port", str(port))
+            prefix = (*LAUNCH, *place, *where, "--no-python")
+            args = (*CATCH, "--total_steps", "40000")
+            training = Training(
+                "polybeast", tmp_path / f"node-{node}", *args, prefix=prefix, cwd=ROOT
+            )
+            nodes.append(stack.enter_context(training))
+        for node in nodes:
+            assert node.process.wait(TIMEOUT_S) == 0, node.output
+    first, second = nodes
+    assert list(tmp_path.rglob("model.tar")) == [first.folder / "model.tar"]
+    assert saved_step(first.folder) >= 40000
+    assert float(newest_figures(first.folder)["num_learners"]) == 2
+    assert (second.folder / "rank-1" / "out.log").exists()
+    assert "Traceback" not in first.output + second.output
+    assert "step" not in second.output  # the first one speaks for both
+
+
+def test_each_learner_has_actors_that_carry_the_model_at_a_port_of_its_own(tmp_path):
+    port = two_free_ports()
+    args = (*ENDLESS, "--listen", f"127.0.0.1:{port}")
+    prefix = (*TORCHRUN, "--no-python")
+    with Training("polybeast_learner", tmp_path, *args, prefix=prefix, cwd=ROOT) as training:
+        folders = [training.folder, training.folder / "rank-1"]
+        with ExitStack() as stack:
+            for rank in range(2):
+                program = [sys.executable, "-m", "torchbeast.polybeast_actor", "--env", "Catch"]
+                dial = ("--connect", f"127.0.0.1:{port + rank}", "--num_actors", "1")
+                stack.enter_context(
+                    Background(
+                        [*program, *dial, "--envs_per_actor", "32"], tmp_path / f"actor-{rank}"
+                    )
+                )
+            training.wait_for(lambda: mean_return(training) > 0.6, "mean return above 0.6")
+            training.wait_for(
+                lambda: all(steps_of_actors(folder) > 5000 for folder in folders), "steps of both"
+            )
+            assert float(newest_figures(training.folder)["num_learners"]) == 2
+            second = next(p for p in training.family() if p.environ().get("RANK") == "1")
+            os.kill(second.pid, signal.SIGTERM)
+            assert training.process.wait(TIMEOUT_S) == 0, training.output
+    assert "Traceback" not in training.output
+    assert "WARNING" not in training.output
+    assert list(tmp_path.rglob("model.tar")) == [training.folder / "model.tar"]
+
+
+def two_free_ports():
+    """The first of two neighbours."""
+    while True:
+        port = free_port()
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port + 1))
+            return port
+
+
+def steps_of_actors(folder):
+    """That a learner has learnt from."""
+    path = folder / "connections.csv"
+    rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else []
+    return sum(int(row["steps"]) for row in rows if row["name"] == "Catch actor 0")
 
 
 def test_a_learner_that_is_killed_is_restarted_with_the_others_and_resumes(tmp_path):

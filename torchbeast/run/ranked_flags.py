@@ -2,11 +2,14 @@
 
 import dataclasses
 import logging
+import socket
 
 from libtorchbeast.seeding import derive_seed
 from torchbeast.core.file_writer import new_xpid
 from torchbeast.core.ranks import Ranks
-from torchbeast.run.flags import FlagsT
+from torchbeast.errors import UsageError
+from torchbeast.run import checkpoint
+from torchbeast.run.flags import FlagsT, TrainingFlags
 from torchbeast.run.saved_run import OF_THE_RUN
 
 logger = logging.getLogger("torchbeast")
@@ -23,6 +26,7 @@ def for_rank(flags: FlagsT, ranks: Ranks) -> FlagsT:
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     own = flags.as_plain_dict()
     shared = ranks.share({name: own[name] for name in (*sorted(OF_THE_RUN), "xpid")})
+    check_place_of_checkpoint(dataclasses.replace(flags, xpid=shared["xpid"]), ranks)
     if ranks.rank == 0:
         return flags
     if other := [name for name, value in shared.items() if own[name] != value]:
@@ -36,4 +40,22 @@ def for_rank(flags: FlagsT, ranks: Ranks) -> FlagsT:
         savedir=flags.savedir / xpid,
         xpid=f"rank-{ranks.rank}",
         disable_checkpoint=True,
+    )
+
+
+def check_place_of_checkpoint(flags: TrainingFlags, ranks: Ranks) -> None:
+    """UsageError if rank 0, which resumes, lacks the run's checkpoint and another machine has it.
+
+    Without a shared folder a run would begin anew if its machines change places.
+    """
+    has_one = bool(checkpoint.find(flags.rundir / flags.checkpoint))
+    here = {"has_one": has_one, "host": socket.gethostname(), "folder": str(flags.savedir)}
+    places = ranks.exchange(here)
+    owner = next((rank for rank, place in enumerate(places) if place["has_one"]), 0)
+    if owner == 0 or flags.disable_checkpoint:
+        return
+    raise UsageError(
+        f"Learner 0 on {places[0]['host']} has no checkpoint of {flags.xpid}, but learner {owner} "
+        f"on {places[owner]['host']} has one in {places[owner]['folder']}; let that machine be the "
+        "first (--node_rank 0), share the folder, or give another --xpid for a new run."
     )
