@@ -3,7 +3,9 @@
 Each rank has batches of its own, so that N ranks learn from N times the steps. Two settings: frames
 of Atari with one step of the optimizer for each batch, and small vectors with the default of 64.
 As many learners that have nothing to do with each other, at the same time, show what is the
-machine's doing. Bytes are those that a rank receives, counted by the kernel. Last line: JSON.
+machine's doing. Bytes are those that a rank receives, counted by the kernel. How long gradients are
+on their way, waiting for other ranks included, and how much of that the backward pass goes on, is
+what DistributedDataParallel says. Last line: JSON.
 """
 
 import json
@@ -17,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import nn
 
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
@@ -31,6 +34,7 @@ from torchbeast.runtime.process_group import join_ranks
 A = 6
 SIZES = (1, 2, 4)
 TIMEOUT_S = 600.0
+OVERLAP = ("buckets", "backward_ms", "gradients_ms", "overlap_ms")
 SETTINGS: dict[str, tuple[Spec, TrainingFlags, int]] = {  # and the number of updates
     "frames": (
         Spec(ArraySpec("uint8", (4, 84, 84), 0, 255), discrete(A)),
@@ -73,10 +77,36 @@ def bytes_received() -> int:
     return total
 
 
+class Overlap:
+    """Keeps what `ranks` wrap, and asks it how communication and computation overlap."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._wrap = ranks.wrap
+        self._wrapped: Any = None
+        ranks.wrap = self.wrap  # type: ignore[method-assign]
+
+    def wrap(self, loss: nn.Module, device: Any) -> nn.Module:
+        self._wrapped = self._wrap(loss, device)
+        return self._wrapped
+
+    def figures(self) -> dict[str, float]:
+        """Means of the backward passes that were looked at: the first ten, and each 100th."""
+        if not isinstance(self._wrapped, nn.parallel.DistributedDataParallel):
+            return {}
+        data = self._wrapped._get_ddp_logging_data()
+        return {
+            "buckets": float(data["num_buckets_reduced"]),
+            "backward_ms": data["avg_backward_compute_time"] / 1e6,
+            "gradients_ms": data["avg_backward_comm_time"] / 1e6,
+            "overlap_ms": data["avg_backward_compute_comm_overlap_time"] / 1e6,
+        }
+
+
 def measure(name: str, ranks: Ranks) -> dict[str, float]:
     """Of this rank, for each of its steps or updates."""
     spec, flags, num_updates = SETTINGS[name]
     torch.manual_seed(ranks.rank)
+    overlap = Overlap(ranks)
     learner = build_learner(flags, spec, torch.device("cpu"), ranks)
     batch = make_batch(spec, flags)
     learner.step(dict(batch), ())
@@ -89,6 +119,7 @@ def measure(name: str, ranks: Ranks) -> dict[str, float]:
         "bytes_an_update": (bytes_received() - received) / num_updates,
         "bytes_a_second": (bytes_received() - received) / (time.monotonic() - at),
         "model_bytes": sum(4.0 * p.numel() for p in learner.model.parameters()),
+        **overlap.figures(),
     }
 
 
@@ -137,7 +168,7 @@ def main() -> None:
             cpu_us, apart_us = figures["cpu_us_a_step"], apart[name]["cpu_us_a_step"]
             first_us = results[name].get("1", {"cpu_us_a_step": cpu_us})["cpu_us_a_step"]
             results[name]["model_bytes"] = int(figures["model_bytes"])
-            results[name][str(size)] = {
+            row = results[name][str(size)] = {
                 "cpu_us_a_step": round(cpu_us, 1),
                 "apart_cpu_us_a_step": round(apart_us, 1),
                 "efficiency": round(first_us / cpu_us, 2),
@@ -147,9 +178,16 @@ def main() -> None:
             }
             print(
                 f"{name}, {size} ranks: {cpu_us:.0f} us of CPU a step, {apart_us:.0f} us without "
-                f"each other; each receives {results[name][str(size)]['models_an_update']} times "
-                f"the model for an update, {figures['bytes_a_second'] / 1e6:.1f} MB/s"
+                f"each other; each receives {row['models_an_update']} times the model for an "
+                f"update, {row['mbytes_a_second']:.1f} MB/s"
             )
+            if "buckets" in figures:
+                row |= {key: round(figures[key], 2) for key in OVERLAP}
+                print(
+                    f"    a backward pass of {row['backward_ms']} ms; gradients ("
+                    f"{row['buckets']:.0f} buckets) take {row['gradients_ms']} ms, "
+                    f"{row['overlap_ms']} of them meanwhile"
+                )
     print(json.dumps(results))
 
 
