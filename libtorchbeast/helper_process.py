@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from libtorchbeast import secret
-from libtorchbeast.memory import anonymous_memory
+from libtorchbeast.shared_memory import anonymous_memory
 
 logger = logging.getLogger("torchbeast")
 

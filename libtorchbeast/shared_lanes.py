@@ -23,9 +23,9 @@ import nest
 from libtorchbeast import episode_info
 from libtorchbeast._C import Turn
 from libtorchbeast.episode_info import InfoSums
-from libtorchbeast.memory import anonymous_memory, can_shrink
 from libtorchbeast.rollouts import RolloutSpec
 from libtorchbeast.rows import Row, Spec, Unstacked
+from libtorchbeast.shared_memory import anonymous_memory, can_shrink
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.text import printable
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from libtorchbeast import _C
-from libtorchbeast.memory import anonymous_memory
 from libtorchbeast.rows import Spec
 from libtorchbeast.shared_lanes import (
     AGENT,
@@ -25,6 +24,7 @@ from libtorchbeast.shared_lanes import (
     lane_size,
     map_lane,
 )
+from libtorchbeast.shared_memory import anonymous_memory
 from libtorchbeast.specs import ArraySpec
 
 SPEC = Spec(

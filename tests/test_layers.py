@@ -21,7 +21,7 @@ PURE = {
         "episode_info",
         "observations",
         "helper_process",
-        "memory",
+        "shared_memory",
         "output_log",
         "grpc_forks",
         "log_repeats",

@@ -18,7 +18,7 @@ import pytest
 
 import libtorchbeast
 import torchbeast
-from libtorchbeast import memory
+from libtorchbeast import shared_memory
 from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.rpc.env_client import LearnerFinished, LearnerGone
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
@@ -535,12 +535,12 @@ def test_an_environment_with_a_number_beyond_1e9_is_rebuilt_alone(kind, tmp_path
 
 def test_memory_of_a_container_is_less_than_the_machines(tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "CONTAINER_MEMORY", [tmp_path / "nothing", limit])
-    installed = memory.memory_bytes()
+    monkeypatch.setattr(shared_memory, "CONTAINER_MEMORY", [tmp_path / "nothing", limit])
+    installed = shared_memory.memory_bytes()
     limit.write_text("max\n")
-    assert memory.memory_bytes() == installed
+    assert shared_memory.memory_bytes() == installed
     limit.write_text(f"{1 << 20}\n")
-    assert memory.memory_bytes() == 1 << 20
+    assert shared_memory.memory_bytes() == 1 << 20
 
 
 def test_a_gateway_takes_as_many_streams_as_it_may():

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from libtorchbeast import output_log
 from libtorchbeast.environments import Group
 from libtorchbeast.episode_info import InfoSums, add_sums
-from libtorchbeast.memory import memory_bytes
 from libtorchbeast.rows import Row, Spec
 from libtorchbeast.seeding import derive_seed
+from libtorchbeast.shared_memory import memory_bytes
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import Child, Supervisor
 from libtorchbeast.tree import map_tree
@@ -47,15 +47,15 @@ from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores
-from torchbeast.run.ranked_flags import for_rank
+from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
-from torchbeast.runtime.attendance import attend_rounds
 from torchbeast.runtime.device import own_device
 from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.runtime.process_group import join_ranks
+from torchbeast.runtime.rank_attendance import attend_rounds
 from torchbeast.runtime.seeding import seed_everything
 from torchbeast.runtime.shared_tensors import (
     SharedTensors,
@@ -117,8 +117,7 @@ class Flags(TrainingFlags):
     def place_environments(self) -> dict[str, Any]:
         if not self.hold_actors:
             return {}
-        # With one environment for each place in a batch there is no lag.
-        if self.is_given("num_actors"):
+        if self.is_given("num_actors"):  # one for each place in a batch: no lag
             return {"envs_per_actor": max(1, self.batch_size // max(1, self.num_actors))}
         return {"num_actors": max(1, self.batch_size // self.envs_per_actor)}
 

@@ -54,15 +54,15 @@ from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores, with_recipe
 from torchbeast.run.model_offer import ModelOffers
 from torchbeast.run.model_size import check_fits, most_rollouts
-from torchbeast.run.ranked_flags import for_rank
+from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.run.utilization import Stages
 from torchbeast.runtime.actor_model import ActorModel, num_copies
-from torchbeast.runtime.attendance import attend_rounds
 from torchbeast.runtime.device import own_device
 from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.runtime.process_group import join_ranks
+from torchbeast.runtime.rank_attendance import attend_rounds
 from torchbeast.runtime.seeding import seed_everything
 from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
 from torchbeast.runtime.trace import Trace

@@ -19,13 +19,13 @@ import sys
 import traceback
 
 from libtorchbeast.helper_process import SupervisorLine
-from libtorchbeast.memory import give_memory_back, raise_oom_score
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.gateway_dialer import Dialer
 from libtorchbeast.rpc.gateway_listener import Listener
 from libtorchbeast.rpc.grpc_streams import Watched, watch
 from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.shared_lanes import allow_descriptors
+from libtorchbeast.shared_memory import give_memory_back, raise_oom_score
 
 
 async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from libtorchbeast.memory import memory_bytes
 from libtorchbeast.rollouts import ModelOffer, RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.handshake import Refused, check_fit
 from libtorchbeast.shared_lanes import CLOSED, FREE, Lane, close_free_lane
+from libtorchbeast.shared_memory import memory_bytes
 from libtorchbeast.specs import INT64, canonical
 
 logger = logging.getLogger("torchbeast")

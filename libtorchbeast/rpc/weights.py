@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libtorchbeast.memory import fence
 from libtorchbeast.rollouts import ModelOffer, TensorSpec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import Refused, invalid
+from libtorchbeast.shared_memory import fence
 
 CHUNK_BYTES = 1 << 18  # small enough for other messages to come through between two
 LOOK_S = 0.005  # between two looks for a new version

@@ -28,13 +28,13 @@ from torchbeast.core.losses import (
 from torchbeast.core.minibatches import deal_out
 from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
 from torchbeast.core.optimizers import load_optimizer, make_optimizer
+from torchbeast.core.rank_rounds import Decision, Rounds
+from torchbeast.core.rank_stats import mean_figures, merge_figures
 from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.reward_scale import RewardScale
 from torchbeast.core.rollouts import Rollouts, drop_old_rollouts, finished_episodes, policy_lag
-from torchbeast.core.rounds import Decision, Rounds
 from torchbeast.core.running_moments import MAX_DEVIATIONS
 from torchbeast.core.settings import Settings
-from torchbeast.core.shared_stats import mean_figures, merge_figures
 from torchbeast.core.stats import RunningStats
 from torchbeast.core.undo import Undo, even_out
 

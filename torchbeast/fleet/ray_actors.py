@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from libtorchbeast import secret
-from libtorchbeast.memory import anonymous_memory
+from libtorchbeast.shared_memory import anonymous_memory
 from libtorchbeast.supervisor import NobodyLeft, Supervisor
 from torchbeast.errors import UsageError
 from torchbeast.fleet.flags import Flags, TaskFlags

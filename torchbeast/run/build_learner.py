@@ -4,8 +4,8 @@ import torch
 
 from libtorchbeast.rows import Spec
 from torchbeast.core.learner import Learner
+from torchbeast.core.rank_stats import SharedStats
 from torchbeast.core.ranks import ALONE, Ranks
-from torchbeast.core.shared_stats import SharedStats
 from torchbeast.core.stats import RunningStats
 from torchbeast.models import build_distribution, build_model
 from torchbeast.run.flags import TrainingFlags

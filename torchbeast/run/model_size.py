@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from libtorchbeast.memory import memory_bytes
+from libtorchbeast.shared_memory import memory_bytes
 from torchbeast.core.optimizers import make_optimizer
 from torchbeast.core.settings import Settings
 from torchbeast.errors import UsageError

@@ -14,7 +14,7 @@ from torchbeast.core.agent_output import as_output
 from torchbeast.errors import UsageError
 from torchbeast.own_code import say_where
 from torchbeast.report.figures import FIGURES
-from torchbeast.run.random_rows import random_rows
+from torchbeast.run.trial_rows import random_rows
 from torchbeast.runtime.actor_model import prepare_to_act
 
 logger = logging.getLogger("torchbeast")

@@ -19,10 +19,10 @@ from torchbeast.envs.registry import make_env
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
 from torchbeast.run import checkpoint
+from torchbeast.run.api_arguments import Wrappers, name_code
 from torchbeast.run.eval_process import as_flags
 from torchbeast.run.evaluate import prepare_to_play
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.run.handed_over import Wrappers, name_code
 from torchbeast.run.saved_run import code_is_missing, names_code
 
 

@@ -55,7 +55,7 @@ class Run:
 
     @property
     def stop_requested(self) -> bool:
-        """Several learners stop when all know of it, in a round (core/rounds.py)."""
+        """Several learners stop when all know of it, in a round (core/rank_rounds.py)."""
         return self._stop.signal is not None and self._learner.rounds.stops_alone
 
     def tick(self, late: Callable[[], list[str]] = list) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.rank_rounds import Stop
 from torchbeast.core.ranks import ALONE, LostLearner, Place, Ranks
-from torchbeast.core.rounds import Stop
 
 TIMEOUT_S = 300.0  # more than the slowest update or checkpoint; who dies is noticed at once
 LOOK_S = 0.05  # between two looks whether all are there, or a signal has come

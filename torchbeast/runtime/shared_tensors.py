@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from libtorchbeast.memory import anonymous_memory
+from libtorchbeast.shared_memory import anonymous_memory
 from libtorchbeast.tree import leaves_of, map_tree
 
 ALIGNMENT = 64  # bytes: of a cache line, and of any dtype

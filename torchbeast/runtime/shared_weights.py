@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from libtorchbeast.memory import fence
+from libtorchbeast.shared_memory import fence
 from torchbeast.runtime.actor_model import tensors_of
 from torchbeast.runtime.shared_tensors import ALIGNMENT, aligned, shared_zeros
 

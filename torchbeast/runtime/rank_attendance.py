@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from torchbeast.core.learner import Learner, NothingFinite, Publish
-from torchbeast.core.rounds import IDLE_ROUND_S
+from torchbeast.core.rank_rounds import IDLE_ROUND_S
 from torchbeast.runtime.threads import Threads, set_cpu_threads
 
 JOIN_S = 60.0  # for an update in progress

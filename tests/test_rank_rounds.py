@@ -11,16 +11,16 @@ from libtorchbeast.rows import Spec
 from tests.helpers.ranks import variables
 from tests.helpers.specs import spec_for
 from torchbeast import monobeast, polybeast_learner
-from torchbeast.core import rounds as rounds_module
+from torchbeast.core import rank_rounds as rounds_module
 from torchbeast.core.file_writer import new_xpid
+from torchbeast.core.rank_rounds import Decision, Rounds
+from torchbeast.core.rank_stats import SharedStats, merge_figures
 from torchbeast.core.ranks import ALONE, Place
-from torchbeast.core.rounds import Decision, Rounds
-from torchbeast.core.shared_stats import SharedStats, merge_figures
 from torchbeast.errors import UsageError
 from torchbeast.run.addresses import own_address
 from torchbeast.run.env_sources import SPEC, RemoteEnvironments
 from torchbeast.run.flags import TrainingFlags, num_cores
-from torchbeast.run.ranked_flags import for_rank
+from torchbeast.run.rank_flags import for_rank
 from torchbeast.runtime.process_group import agree_on_name
 
 SECOND_OF_TWO = Place(rank=1, size=2, local_rank=1, local_size=2)
