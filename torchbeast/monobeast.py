@@ -108,8 +108,7 @@ class Flags(TrainingFlags):
 
     @property
     def num_in_flight(self) -> int:
-        """Of these, as many as are in use while nobody is late: just enough for a batch if actors
-        are to wait for the learner."""
+        """Of these, as many as are in use while nobody is late; with --hold_actors for a batch."""
         if not self.hold_actors:
             return self.num_slots
         return max(self.num_envs, self.effective_batch_size + self.envs_per_actor - 1)
