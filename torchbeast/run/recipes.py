@@ -50,19 +50,22 @@ FLOAT_ACTIONS = {
 }
 
 # Pictures, PPO's way, too. Here steps and updates are dear alike, so nobody waits for anybody: with
-# as many environments as places in a batch, one batch is played while another is learnt from.
+# as many environments as places in a batch, one batch is played while another is learnt from. Many
+# small parts cost no more than a few large ones. Long rollouts and a large lambda carry rewards
+# back to what they are for, in Pong dozens of steps before.
 IMAGE = {
-    "unroll_length": 32,
+    "unroll_length": 64,
     "batch_size": 32,
     "num_passes": 2,
-    "num_minibatches": 4,
+    "num_minibatches": 16,
     "clip_ratio": 0.15,
     "normalize_advantages": True,
+    "vtrace_lambda": 0.97,
     "clip_rho_threshold": 4.0,
     "clip_pg_rho_threshold": 4.0,
     "clip_c_threshold": 4.0,
     "optimizer": "adam",
-    "learning_rate": 0.0005,
+    "learning_rate": 0.0004,
     "entropy_cost": 0.01,
 }
 
