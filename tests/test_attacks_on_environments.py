@@ -303,7 +303,7 @@ def test_environments_wait_while_a_wrong_first_client_has_decided(
                 wait_until(lambda: "refused these environments: The learner works" in caplog.text)
                 beside.bystander.plays_on()
                 other.step(np.zeros(2, np.uint8))
-                assert wrong.gateways.num_streams == 1
+                wrong.wait_for_streams(1)
         with learner(listen=[address]) as it:
             it.wait_for_rollouts(3)
         assert recorded.made == [it.rollouts[0][0]["frame"][0, 0, 0]]

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 import libtorchbeast
 from libtorchbeast.environments import SyncEnvs
+from libtorchbeast.rpc.address import dial_unix, listen_unix
 from tests.helpers.threads import wait_until
 
 UNROLL_LENGTH = 4
@@ -263,3 +265,30 @@ def test_a_socket_somebody_listens_at_is_not_taken_away(tmp_path):
     with pytest.raises(OSError, match="it is a file"):
         libtorchbeast.Server(OldStyle, f"unix:{tmp_path}/file").run()
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_of_many_who_want_a_socket_at_once_one_has_it(tmp_path):
+    """None takes it away from who has bound it and does not listen yet."""
+    before = os.umask(0o22)
+    try:
+        for number in range(50):
+            address, start = f"unix:{tmp_path}/{number}", threading.Barrier(4)
+
+            def listen(address=address, start=start):
+                start.wait(60)
+                try:
+                    return listen_unix(address)
+                except OSError as error:
+                    return str(error)
+
+            with ThreadPoolExecutor(4) as pool:
+                tries = [pool.submit(listen) for _ in range(4)]
+                refusals = [said for job in tries if isinstance(said := job.result(), str)]
+                [listener] = [job.result() for job in tries if job.result() not in refusals]
+            assert len(refusals) == 3
+            assert all("somebody listens there" in said for said in refusals)
+            dial_unix(f"{tmp_path}/{number}").close()
+            listener.close()
+        assert len(list(tmp_path.iterdir())) == 50  # no other names are left
+    finally:
+        os.umask(before)  # which they may have taken for each other's

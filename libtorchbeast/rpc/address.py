@@ -3,12 +3,14 @@
 import contextlib
 import ipaddress
 import os
+import secrets
 import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 DIAL_S = 5.0
+MAX_PATH = 107  # bytes of a socket's name
 
 
 @dataclass(frozen=True)
@@ -94,22 +96,49 @@ def remove_stale_socket(path: str) -> None:
             raise OSError(
                 f"Cannot listen at unix:{path}: another user's socket is there; name another path."
             ) from error
-    raise OSError(f"Cannot listen at unix:{path}: somebody listens there; name another path.")
+    raise _taken(path)
+
+
+def _taken(path: str) -> OSError:
+    return OSError(f"Cannot listen at unix:{path}: somebody listens there; name another path.")
 
 
 def listen_unix(address: str) -> socket.socket:
-    """A socket that listens, for its owner only; OSError with one sentence."""
+    """A socket that listens, for its owner only; OSError with one sentence.
+
+    It gets its name when it listens: one that is bound and refuses looks like one that its owner
+    has left behind.
+    """
     where = Address.parse(address)
     listener = socket.socket(socket.AF_UNIX)
+    unfinished = f"{where.path}~{secrets.token_hex(4)}"
+    if len(os.fsencode(unfinished)) > MAX_PATH:
+        unfinished = where.path
     try:
         with owner_only_socket(where):
-            listener.bind(where.path)
+            listener.bind(unfinished)
         listener.listen(1024)
         listener.setblocking(False)
+        if unfinished != where.path:
+            _rename_socket(unfinished, where.path)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def _rename_socket(old: str, new: str) -> None:
+    """OSError if somebody else has just taken the name."""
+    try:
+        try:
+            os.link(old, new)  # fails where `rename` would take another's name away
+        except FileExistsError:
+            remove_stale_socket(new)
+            os.link(old, new)
+    except FileExistsError as error:
+        raise _taken(new) from error
+    finally:
+        os.unlink(old)
 
 
 def dial_unix(path: str) -> socket.socket:

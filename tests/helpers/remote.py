@@ -168,14 +168,15 @@ def serving(
         time.sleep(build_s)
         return counting_group(2, env_class)
 
-    with running(EnvironmentServer(make, address, **options)) as server:
-        wait_until(lambda: not server.server_address.endswith(":0"))  # the system chooses a port
+    server, listens = EnvironmentServer(make, address, **options), threading.Event()
+    with running(server, lambda _: listens.set()):
+        assert listens.wait(60)
         yield server
 
 
 @contextlib.contextmanager
-def running(program: Any) -> Iterator[Any]:
-    thread = threading.Thread(target=program.run)
+def running(program: Any, *arguments: Any) -> Iterator[Any]:
+    thread = threading.Thread(target=program.run, args=arguments)
     thread.start()
     try:
         yield program
