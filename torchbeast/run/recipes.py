@@ -66,7 +66,6 @@ IMAGE = {
     "clip_c_threshold": 4.0,
     "optimizer": "adam",
     "learning_rate": 0.0004,
-    "entropy_cost": 0.01,
 }
 
 # Pictures with float actions: IMPALA's way, as the flags' own defaults.
