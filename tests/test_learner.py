@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.batches import make_batch
 from tests.helpers.specs import spec_for
 from tests.helpers.threads import run_in_threads
 from torchbeast.core import learner as learner_module
@@ -35,19 +36,11 @@ FLAGS = TrainingFlags(
 
 
 def random_batch(seed=0):
+    def make_frame(num_rows, generator):
+        return torch.randn(num_rows, B, 7, generator=generator)
+
     generator = torch.Generator().manual_seed(seed)
-    return {
-        "frame": torch.randn(T + 1, B, 7, generator=generator),
-        "reward": 3 * torch.randn(T + 1, B, generator=generator),
-        "done": torch.rand(T + 1, B, generator=generator) < 0.2,
-        "truncated": torch.zeros(T + 1, B, dtype=torch.bool),
-        "episode_step": torch.randint(1, 50, (T + 1, B), generator=generator),
-        "episode_return": torch.randn(T + 1, B, generator=generator),
-        "last_action": torch.randint(A, (T + 1, B), generator=generator),
-        "action": torch.randint(A, (T, B), generator=generator),
-        "policy_logits": torch.randn(T, B, A, generator=generator),
-        "version": torch.tensor([0, 1, 2]),
-    }
+    return make_batch(generator, T, B, A, make_frame, version=torch.tensor([0, 1, 2]))
 
 
 def make_learner(flags=FLAGS, model=None):

@@ -10,6 +10,7 @@ from torch import nn
 
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
+from tests.helpers.batches import make_batch
 from tests.helpers.specs import spec_for
 from torchbeast.core import losses
 from torchbeast.core.learner import Learner
@@ -51,18 +52,8 @@ def make_frame(num_rows, generator):
 
 def random_batch(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return {
-        "frame": make_frame(T + 1, generator),
-        "reward": 30 * torch.randn(T + 1, B, generator=generator),
-        "done": torch.rand(T + 1, B, generator=generator) < 0.2,
-        "truncated": torch.zeros(T + 1, B, dtype=torch.bool),
-        "episode_step": torch.randint(1, 50, (T + 1, B), generator=generator),
-        "episode_return": torch.randn(T + 1, B, generator=generator),
-        "last_action": torch.randint(A, (T + 1, B), generator=generator),
-        "action": torch.randint(A, (T, B), generator=generator),
-        "policy_logits": torch.randn(T, B, A, generator=generator),
-        "source": torch.arange(B).expand(T + 1, B),
-    }
+    source = torch.arange(B).expand(T + 1, B)
+    return make_batch(generator, T, B, A, make_frame, reward_size=30.0, source=source)
 
 
 class Joined(nn.Module):

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from tests.helpers.batches import make_batch
 from tests.helpers.specs import spec_for
 from torchbeast.core.learner import Learner
 from torchbeast.core.nonfinite import pick_columns
@@ -55,18 +56,11 @@ def global_batch(seed, size, use_lstm=False):
     """The rollouts of `size` ranks side by side, and the states of the agent."""
     generator = torch.Generator().manual_seed(seed)
     B = columns_of(size - 1)[-1] + 1
-    batch = {
-        "frame": 3 * torch.randn(T + 1, B, 7, generator=generator) + 5,
-        "reward": 3 * torch.randn(T + 1, B, generator=generator),
-        "done": torch.rand(T + 1, B, generator=generator) < 0.2,
-        "truncated": torch.zeros(T + 1, B, dtype=torch.bool),
-        "episode_step": torch.randint(1, 50, (T + 1, B), generator=generator),
-        "episode_return": torch.randn(T + 1, B, generator=generator),
-        "last_action": torch.randint(A, (T + 1, B), generator=generator),
-        "action": torch.randint(A, (T, B), generator=generator),
-        "policy_logits": torch.randn(T, B, A, generator=generator),
-        "source": torch.arange(B),
-    }
+
+    def make_frame(num_rows, generator):
+        return 3 * torch.randn(num_rows, B, 7, generator=generator) + 5
+
+    batch = make_batch(generator, T, B, A, make_frame, source=torch.arange(B))
     state = ()
     if use_lstm:
         state = tuple(torch.randn(1, B, 256, generator=generator) for _ in range(2))
