@@ -31,6 +31,8 @@ import numpy as np
 LATENCIES_MS = (0, 20, 100)
 RATES_MBIT = (100, 10)
 WINDOW_S = {100: 8.0, 10: 21.0}  # batches come seldom over a slow link
+SMALL_BATCHES = ("--unroll_length", "20", "--batch_size", "8", "--num_passes", "1",
+                 "--num_minibatches", "1", "--clip_ratio", "None")  # fmt: skip
 SETTLE_S = 3.0
 NUM_ENVS = 16
 CATCH_ENVS = 32
@@ -181,11 +183,11 @@ def program(host: str, log: Path, module: str, *args: str) -> Iterator[subproces
                 print(log.read_text()[-3000:], file=sys.stderr)
 
 
-def start_learner(host: str, folder: Path, xpid: str, env: str) -> Any:
+def start_learner(host: str, folder: Path, xpid: str, env: str, *flags: str) -> Any:
     return program(
         host, folder / f"{xpid}.log", "polybeast_learner", "--env", env, "--listen", ADDRESS,
         "--insecure", "--savedir", str(folder), "--xpid", xpid, "--total_steps", "1000000000",
-        "--disable_checkpoint", "--log_interval_s", "0.2",
+        "--disable_checkpoint", "--log_interval_s", "0.2", *flags,
     )  # fmt: skip
 
 
@@ -277,7 +279,7 @@ def main() -> None:
             ("actors bf16", bf16, [(100, 10)])]  # fmt: skip
     with tempfile.TemporaryDirectory() as name, two_hosts() as hosts:
         folder, (learner, clients, wire) = Path(name), hosts
-        with start_learner(learner, folder, "mock", "Mock"):
+        with start_learner(learner, folder, "mock", "Mock", *SMALL_BATCHES):
             for kind, how, chosen in ways:
                 wire.set(0, 1000)
                 with start_clients(clients, folder, how, "Mock", NUM_ENVS):
