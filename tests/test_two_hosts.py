@@ -13,11 +13,13 @@ from tests.helpers.training import (
     Training,
     mean_return,
 )
+from torchbeast.run.recipes import VECTOR
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_S)]
 
 CABLE_PULLED_S = 20.0
-MORE_THAN_IS_ON_ITS_WAY = 1500  # steps: 32 open rollouts of 20, and those in the queue
+# Steps: the open rollouts of 32 environments, and those in the queue, less than a batch.
+MORE_THAN_IS_ON_ITS_WAY = 2 * VECTOR["unroll_length"] * VECTOR["batch_size"]
 
 
 @pytest.fixture
