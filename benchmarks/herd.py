@@ -31,7 +31,7 @@ from libtorchbeast import Security
 from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
-from libtorchbeast.rpc.gateway_supervisor import Gateways
+from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.shared_lanes import allow_descriptors
 from torchbeast import keys
 

@@ -31,7 +31,7 @@ from libtorchbeast.rows import NUMBERS, EpisodeCounter, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
-from libtorchbeast.rpc.gateway_supervisor import Gateways
+from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.limits import Limits, channel_options, server_options
 from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_hello

@@ -3,7 +3,7 @@
     python benchmarks/small_tasks.py [--tasks CartPole Catch ...] [--seeds 1 2] [--out curves.png]
 
 Runs are kept as <savedir>/<task>-<seed>; one that has all its steps is not trained again. Prints a
-line for each task, and as the last line one JSON object with the last returns.
+line for each run, and as the last line one JSON object with the last returns.
 """
 
 import json
@@ -37,7 +37,12 @@ MINIGRID = (
     "--env MiniGrid-Empty-8x8-v0 --import minigrid --wrappers minigrid.wrappers:ImgObsWrapper"
 )
 TASKS = {
+    "LunarLander": Task("--env LunarLander-v3", 1_000_000),
+    "Acrobot": Task("--env Acrobot-v1", 1_000_000),
     "CartPole": Task("--env CartPole-v1", 1_000_000),
+    "Pendulum": Task("--env Pendulum-v1", 1_000_000),
+    "HalfCheetah": Task("--env HalfCheetah-v5", 1_000_000),
+    "Hopper": Task("--env Hopper-v5", 1_000_000),
     "Catch": Task("--env Catch"),
     "Memory, LSTM": Task("--env Memory --use_lstm"),
     "Memory, GRU": Task("--env Memory --model examples.gru_memory:Agent"),
@@ -52,7 +57,7 @@ class Options:
     """Train the small tasks of docs/results.md, and draw their curves."""
 
     tasks: tuple[str, ...] = tuple(TASKS)
-    """Which of them; MiniGrid and MiniHack need packages of these names."""
+    """Which of them; some need packages (docs/results.md)."""
     seeds: tuple[int, ...] = (1, 2)
     """One run for each."""
     savedir: Path = Path("~/logs/torchbeast/curves")
@@ -110,8 +115,12 @@ def main() -> int:
             run = options.run_of(name, seed)
             if not is_finished(run, TASKS[name]):
                 train(options, name, seed)
-            returns.setdefault(name, []).append(round(read_curve(run)["values"][-1], 2))
-        print(f"{name}: {', '.join(map(str, returns[name]))}", flush=True)
+            curve = read_curve(run)
+            returns.setdefault(name, []).append(round(curve["values"][-1], 2))
+            print(
+                f"{name}, {seed}: {returns[name][-1]}, {curve['minutes'][-1]:.1f} minutes",
+                flush=True,
+            )
     draw(options)
     print(json.dumps(returns))
     return 0

@@ -31,7 +31,7 @@ import tyro
 import libtorchbeast
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
-from libtorchbeast.rpc.gateway_supervisor import Gateways
+from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.specs import ArraySpec, discrete
 from libtorchbeast.workers import Workers, WorkersConfig
 

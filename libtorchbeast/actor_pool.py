@@ -120,7 +120,7 @@ class ActorPool(_C.ActorPool):
             super().run()
             return
         from libtorchbeast.rpc.gateway_config import GatewaysConfig
-        from libtorchbeast.rpc.gateway_supervisor import Gateways
+        from libtorchbeast.rpc.gateway_processes import Gateways
         from libtorchbeast.rpc.security import Security
 
         errors: list[BaseException] = []

@@ -22,6 +22,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ logger = logging.getLogger("torchbeast")
 KILL_S = 10.0  # for a process that was killed to be gone
 MAX_UNREAD = 1 << 20  # bytes of a line that has no end
 MAX_READS = 64  # of 64 KiB, at once
+LOOK_S = 0.2  # between two looks at whether the parent lives
 OUTPUT_PIPE_BYTES = 1 << 18
 # Large messages and frames come and go: glibc need not give their memory back each time.
 KEEP_FREED_MEMORY = {
@@ -223,6 +225,7 @@ class SupervisorLine:
         self._parent = line["parent"]
         self._memory = mmap.mmap(line["heartbeat_fd"], mmap.PAGESIZE)
         self._beats = 0
+        self._looks_at = 0.0
         set_up_child()
         self.exit_if_orphaned()
         self._log = LogWriter(line["log_fd"], on_error=self.exit_if_orphaned)
@@ -242,9 +245,12 @@ class SupervisorLine:
         self._memory[:8] = self._beats.to_bytes(8, "little")
 
     def tick(self) -> None:
-        """For whoever waits: beat, and end with the parent."""
+        """For whoever waits, and as often as one likes: beat, and end with the parent."""
         self.beat()
-        self.exit_if_orphaned()
+        now = time.monotonic()
+        if now >= self._looks_at:
+            self._looks_at = now + LOOK_S
+            self.exit_if_orphaned()
 
     def exit_if_orphaned(self) -> None:
         if os.getppid() != self._parent:

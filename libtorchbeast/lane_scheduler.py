@@ -17,7 +17,7 @@ import numpy as np
 
 import nest
 from libtorchbeast.episode_info import InfoSums
-from libtorchbeast.local_socket import JsonSocket
+from libtorchbeast.host_socket import JsonSocket
 from libtorchbeast.rows import Row
 from libtorchbeast.shared_lanes import Lane, LaneClosed
 

@@ -246,8 +246,8 @@ def test_garbage_at_the_sockets_does_no_harm(tmp_path):
 
 
 def test_a_learner_that_waits_says_for_whom(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("libtorchbeast.rpc.gateway_supervisor.SAY_S", 0.5)
-    monkeypatch.setattr("libtorchbeast.rpc.gateway_supervisor.SAY_AGAIN_S", 0.5)
+    monkeypatch.setattr("libtorchbeast.rpc.gateway_processes.SAY_S", 0.5)
+    monkeypatch.setattr("libtorchbeast.rpc.gateway_processes.SAY_AGAIN_S", 0.5)
     address = f"unix:{tmp_path}/nobody"
     with learner(server_addresses=[address, "127.0.0.1:1"]) as it:
         # A warning, which Python shows also to programs that have not set up logging.

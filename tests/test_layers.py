@@ -177,7 +177,7 @@ def test_fleets_import_neither_torch_nor_a_cluster_before_it_is_asked_for():
 
 def test_the_learner_imports_no_grpc():
     """Its process forks and is forked, and has no use for grpc's threads."""
-    run_without("import libtorchbeast.rpc.gateway_supervisor", "grpc")
+    run_without("import libtorchbeast.rpc.gateway_processes", "grpc")
 
 
 def test_the_compiled_modules_link_against_no_libtorch():

@@ -20,8 +20,8 @@ from libtorchbeast.rpc.weights import CHUNK_BYTES, Assembly, Publication
 from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import ArraySpec, discrete
 from libtorchbeast.tree import leaves_of, map_tree
-from torchbeast.run.actor_model_copy import load_weights
 from torchbeast.run.model_offer import tensors_in
+from torchbeast.run.remote_actor_model import load_weights
 from torchbeast.runtime.shared_weights import SharedWeights
 
 T, K = 3, 2

@@ -22,7 +22,7 @@ from libtorchbeast import shared_memory
 from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.rpc.env_client import LearnerFinished, LearnerGone
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
-from libtorchbeast.rpc.gateway_supervisor import Gateways
+from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Hello, Refused
 from libtorchbeast.rpc.lane_grants import GatewayLanes, LaneGrants
 from libtorchbeast.rpc.limits import Limits
@@ -231,7 +231,7 @@ def test_kill_9_of_client_gateway_and_server_loses_no_exactness(tmp_path):
 
 @pytest.mark.slow
 def test_a_gateway_that_hangs_is_restarted(monkeypatch):
-    monkeypatch.setattr("libtorchbeast.rpc.gateway_supervisor.HANG_S", 3.0)
+    monkeypatch.setattr("libtorchbeast.rpc.gateway_processes.HANG_S", 3.0)
     with learner(listen=["127.0.0.1:0"]) as it:
         os.kill(it.gateways.pids[0], signal.SIGSTOP)
         wait_until(lambda: it.gateways.supervisor.num_restarts == 1)
@@ -272,7 +272,7 @@ def test_a_gateway_dies_with_its_parent():
     program = (
         "import os\n"
         "from libtorchbeast.rpc.gateway_config import GatewaysConfig\n"
-        "from libtorchbeast.rpc.gateway_supervisor import Gateways\n"
+        "from libtorchbeast.rpc.gateway_processes import Gateways\n"
         "gateways = Gateways(GatewaysConfig(listen=['127.0.0.1:0']))\n"
         "gateways.open()\n"
         "print(gateways.pids[0], flush=True)\n"

@@ -53,9 +53,9 @@ from torchbeast.run.training import UPDATE_S, Run, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
 from torchbeast.runtime.device import own_device
+from torchbeast.runtime.idle_rank import attend_rounds
 from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.runtime.process_group import join_ranks
-from torchbeast.runtime.rank_attendance import attend_rounds
 from torchbeast.runtime.seeding import seed_everything
 from torchbeast.runtime.shared_tensors import (
     SharedTensors,

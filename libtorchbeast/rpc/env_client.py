@@ -14,8 +14,8 @@ from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Broken, Group
+from libtorchbeast.host_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
-from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours

@@ -3,7 +3,7 @@
     environments ── gRPC ──► gateway ── lanes ──► actors in the learner's process
     hosts of this machine ── unix socket ──► gateway: hands a lane over, and is out of the way
 
-Started by `Gateways` (gateway_supervisor.py) as `python -m libtorchbeast.rpc.gateway CONFIG`.
+Started by `Gateways` (gateway_processes.py) as `python -m libtorchbeast.rpc.gateway CONFIG`.
 Everything that comes from other machines is read and checked here; the learner's process sees rows
 of numbers only. Who is handed a lane is a process of the same user, and writes to it directly.
 

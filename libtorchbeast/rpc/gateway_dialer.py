@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from libtorchbeast.local_socket import UnknownProtocol
+from libtorchbeast.host_socket import UnknownProtocol
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
 from libtorchbeast.rpc.gateway_config import GatewayConfig
 from libtorchbeast.rpc.gateway_streams import Carrier

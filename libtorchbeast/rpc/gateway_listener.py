@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from grpc._cython.cygrpc import ExecuteBatchError
 
-from libtorchbeast.local_socket import UnknownProtocol
+from libtorchbeast.host_socket import UnknownProtocol
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc.actor_messages import decode_actor_hello
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2

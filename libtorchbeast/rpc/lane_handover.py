@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.host_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rpc.clients import client_of
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched
 from libtorchbeast.rpc.handshake import (

@@ -15,7 +15,7 @@ import nest
 from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
-from libtorchbeast.rpc.gateway_supervisor import Gateways
+from libtorchbeast.rpc.gateway_processes import Gateways
 from tests.helpers.counting import EPISODE_STEPS, Counting, counting_group, next_action
 from tests.helpers.threads import wait_until
 

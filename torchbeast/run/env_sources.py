@@ -16,7 +16,7 @@ from libtorchbeast.actor_pool import ActorPool
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.clients import ClientFigures
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
-from libtorchbeast.rpc.gateway_supervisor import Gateways
+from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.specs import INT64
 from libtorchbeast.workers import Workers, WorkersConfig

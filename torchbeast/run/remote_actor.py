@@ -37,7 +37,7 @@ from libtorchbeast.specs import ArraySpec
 from libtorchbeast.tree import map_tree
 from torchbeast.core.agent_output import as_output
 from torchbeast.errors import UsageError
-from torchbeast.run.actor_model_copy import build_copy, load_weights
+from torchbeast.run.remote_actor_model import build_copy, load_weights
 from torchbeast.runtime.seeding import seed_everything
 
 logger = logging.getLogger("torchbeast")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libtorchbeast.helper_process import Helper
-from libtorchbeast.local_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.host_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.clients import ClientFigures, make_room
