@@ -42,7 +42,8 @@ class Run:
 
     @property
     def _listen(self) -> str:
-        return f"{self.local},{self.address}"
+        """One after the other: when the last can be seen, all can be dialled."""
+        return f"{self.address},{self.local}"
 
     def train(self) -> None:
         self.code = polybeast_learner.train(self._flags, self._stop)
