@@ -82,8 +82,9 @@ void check_lane(const Lane& lane) {
       if (leaf.ndim() >= 2 && !num_envs) num_envs = leaf.shape[1];
       const bool is_row = leaf.ndim() >= 2 && (leaf.shape[0] == 1 || lane.has_rollouts);
       if (!is_row || leaf.shape[1] != num_envs) {
+        const std::string shape = lane.has_rollouts ? "[N, K, ...]" : "[1, K, ...]";
         throw std::invalid_argument(
-            "A lane's arrays must be [1, K, ...] with the same number K of environments, got " +
+            "A lane's arrays must be " + shape + " with the same number K of environments, got " +
             to_string(leaf.shape) + (num_envs ? " with K = " + std::to_string(*num_envs) : ""));
       }
     }

@@ -231,6 +231,18 @@ def close_failed(envs: Any) -> None:
 # ------------------------------------------------------------------------------ single environments
 
 
+def one_number(reward: Any) -> float:
+    """A reward as a float; some packages have it in an array."""
+    numbers = np.ravel(reward).tolist()
+    if len(numbers) == 1 and isinstance(numbers[0], (int, float)):
+        return float(numbers[0])
+    text = f"{len(numbers)} numbers" if len(numbers) > 1 else repr(reward)
+    raise ValueError(
+        f"The reward must be one number, got {text}; wrap the environment so that it is one "
+        "(--wrappers), and agents that act together as docs/environments.md says."
+    )
+
+
 class SyncEnvs:
     """`num_envs` single environments behind the protocol of groups."""
 
@@ -309,7 +321,8 @@ class SyncEnvs:
                     frame, done[i], extra[i] = self._reset(i), True, False
                 else:
                     frame, value, terminated, limit, info = envs[i].step(action)
-                    reward[i] = float(value)
+                    is_number = isinstance(value, (float, int))
+                    reward[i] = value = float(value) if is_number else one_number(value)
                     if self.is_checked and not -MAX_NUMBER <= value <= MAX_NUMBER:
                         complaint = FLOATS.complaint("The reward", np.array(value))
                         raise ValueError(complaint + REMEDY)

@@ -35,12 +35,18 @@ class GrpcForks:
     @classmethod
     def check(cls, address: str) -> None:
         """RuntimeError if gRPC cannot be used here: it would hang, now and then."""
-        if cls.is_child_of_grpc:
+        if not cls.is_child_of_grpc:
+            return
+        rule = "gRPC cannot be used in a process that was forked from one that uses it"
+        remedy = "fork before gRPC is used, or use multiprocessing's 'spawn'"
+        if address.startswith("unix:"):
             raise RuntimeError(
-                f"gRPC cannot be used in a process that was forked from one that uses it, which is "
-                f"needed to listen at {address}; listen at a unix: address, fork before gRPC is "
-                "used, or use multiprocessing's 'spawn'."
+                f"{rule}, so that only lanes work at {address}; dial it with a learner of this "
+                f"machine, {remedy}."
             )
+        raise RuntimeError(
+            f"{rule}, which is needed to listen at {address}; listen at a unix: address, {remedy}."
+        )
 
 
 def _has_grpc_threads() -> bool:

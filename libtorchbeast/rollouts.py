@@ -7,7 +7,7 @@ Nothing here is compiled, and nothing needs more than NumPy.
 """
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from libtorchbeast.rows import Spec
@@ -101,7 +101,7 @@ class ModelOffer:
     weights_fd: int = -1
     """Shared memory: the version that was begun and the one that was finished, int64 each, and at
     the tensors' offsets their numbers (torchbeast/runtime/shared_weights.py)."""
-    weights_bytes: int = field(default=0)
+    weights_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Without the descriptor, which travels by itself."""

@@ -107,6 +107,8 @@ def spec_of(arrays: Any) -> Any:
 def spec_of_space(space: Any) -> Any:
     """A Gym or Gymnasium space as a tree of specs; by its attributes, for any version of them."""
     kinds = {kind.__name__ for kind in type(space).__mro__}
+    if is_bare_discrete(space):
+        return discrete(int(space.n))
     has_arrays = hasattr(space, "spaces") or getattr(space, "shape", None) is not None
     if kinds & {"Text", "Graph", "OneOf"} or not has_arrays:
         raise UnknownSpace(
@@ -134,7 +136,15 @@ def spec_of_space(space: Any) -> Any:
 
 def spec_or(default: Any, space: Any) -> Any:
     """Of a space, if it is one: environments that are not Gym's may have anything there."""
-    return spec_of_space(space) if hasattr(space, "sample") else default
+    is_space = hasattr(space, "sample") or is_bare_discrete(space)
+    return spec_of_space(space) if is_space else default
+
+
+def is_bare_discrete(space: Any) -> bool:
+    """Whether it is a package's own stand-in for Discrete, which has an `n` and little else."""
+    n = getattr(space, "n", None)
+    is_number = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+    return is_number and not any(hasattr(space, name) for name in ("sample", "shape", "spaces"))
 
 
 def observation_spec_of(space: Any) -> Any:

@@ -22,7 +22,6 @@ import torch
 from libtorchbeast.rpc.limits import Limits, host_of
 from libtorchbeast.rpc.security import Security
 from tests.helpers.attacks import FakeProxy, grows_by_less_than, silent_streams, under_attack
-from tests.helpers.certificates import write_secret
 from tests.helpers.remote import check_rollouts, serving
 from tests.helpers.saved_run import save_run
 from tests.helpers.threads import wait_until
@@ -30,11 +29,6 @@ from tests.helpers.training import run as run_program
 from tests.test_rpc_bad_peers import talk
 from tests.test_rpc_security import try_to_play
 from torchbeast.run import checkpoint
-
-
-@pytest.fixture
-def token(tmp_path):
-    return Security(token_file=write_secret(tmp_path / "token", "secret"))
 
 
 @pytest.fixture

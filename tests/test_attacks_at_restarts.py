@@ -13,10 +13,8 @@ from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.handshake import MINOR, Hello
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import encode_hello
-from libtorchbeast.rpc.security import Security
 from tests.helpers.attacked_training import attacked_training, cart_pole_group
 from tests.helpers.attacks import Recording, address_of, silent_streams, under_attack
-from tests.helpers.certificates import write_secret
 from tests.helpers.counting import counting_group
 from tests.helpers.remote import check_rollouts, client, learner, running
 from tests.helpers.threads import wait_until
@@ -26,11 +24,6 @@ RECORDED = {
     minor: json.loads((Path(__file__).parent / f"recorded_client_2_{minor}.json").read_text())
     for minor in range(MINOR)
 }
-
-
-@pytest.fixture
-def token(tmp_path):
-    return Security(token_file=write_secret(tmp_path / "token", "secret"))
 
 
 def test_a_herd_with_the_token_is_not_thinned_out_while_it_introduces_itself(token):

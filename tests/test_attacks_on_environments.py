@@ -41,11 +41,6 @@ from tests.test_rpc_bad_peers import talk
 
 
 @pytest.fixture
-def token(tmp_path):
-    return Security(token_file=write_secret(tmp_path / "token", "secret"))
-
-
-@pytest.fixture
 def soon(monkeypatch):
     """Environments that are refused ask again at once: the length of the pause is not the point."""
     monkeypatch.setattr("libtorchbeast.rpc.env_client.REFUSED_S", 0.05)

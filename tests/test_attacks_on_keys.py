@@ -22,11 +22,6 @@ from tests.test_rpc_security import try_to_play
 from torchbeast import keys
 
 
-@pytest.fixture
-def token(tmp_path):
-    return Security(token_file=write_secret(tmp_path / "token", "secret"))
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     """Beside those of a learner, a worker and a server: a worker's that was stolen, one with the

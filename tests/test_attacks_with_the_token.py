@@ -21,7 +21,6 @@ from libtorchbeast.rpc.grpc_streams import Watched
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_failure, encode_hello
-from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.attacked_training import attacked_training
@@ -40,11 +39,6 @@ from tests.test_rpc_bad_peers import FIRST, SPEC, hello, talk
 from tests.test_rpc_security import try_to_play
 from torchbeast.core.stats import RunningStats
 from torchbeast.run import model_size
-
-
-@pytest.fixture
-def token(tmp_path):
-    return Security(token_file=write_secret(tmp_path / "token", "secret"))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -186,8 +187,33 @@ def test_a_function_that_registers_ids_is_called_once(late):
 
 
 def test_the_hint_for_an_unknown_id_names_the_flag_that_helps():
-    with pytest.raises(UsageError, match="with --import MODULE if a module of yours registers it"):
+    with pytest.raises(
+        UsageError, match=r"Gymnasium id \(with --import MODULE if a module registers"
+    ):
         check_env(EnvOptions("MyGrid-v0"))
+    with pytest.raises(UsageError, match=f"--import {TASKS} has registered none of this name"):
+        check_env(EnvOptions("MyGrid-v0", imports=TASKS))
+
+
+def test_an_id_of_old_gym_is_told_from_one_that_nobody_knows(monkeypatch):
+    for registry in ({"Old-v0": 1}, SimpleNamespace(env_specs={"Old-v0": 1})):  # 0.26, 0.21
+        gym = SimpleNamespace(envs=SimpleNamespace(registry=registry))
+        monkeypatch.setitem(sys.modules, "gym", gym)
+        with pytest.raises(UsageError, match="this one is old Gym's; name its class as package"):
+            check_env(EnvOptions("Old-v0"))
+        with pytest.raises(UsageError, match="with --import MODULE"):
+            check_env(EnvOptions("Older-v0"))
+
+
+class FailsAtOnce(gymnasium.Env):
+    def __init__(self):
+        raise AssertionError
+
+
+def test_an_environment_that_cannot_be_made_ends_in_one_sentence(capsys):
+    with pytest.raises(UsageError, match=r"cannot be made or reset: AssertionError: "):
+        look_at(EnvOptions(f"{__name__}:FailsAtOnce"))
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_the_hint_for_a_wrong_name_in_a_module_is_a_name_that_works():

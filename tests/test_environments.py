@@ -585,3 +585,41 @@ def test_seeds_of_neighbours_and_of_rebuilds_are_all_different():
 def test_leaves_have_names():
     tree = {"b": (1, 2), "a": {"c": 3}}
     assert list(leaves_of(tree)) == [("a/c", 3), ("b/0", 1), ("b/1", 2)]
+
+
+# ---------------------------------------------------------------------------------- rewards
+
+
+class Paying(Counting):
+    """Whose reward is whatever the test says."""
+
+    pays: object = 1.0
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self.pays, *rest
+
+
+@pytest.mark.parametrize(
+    "reward", [2, 2.0, np.float32(2.0), np.array(2.0), np.array([2.0]), [2.0], np.array([[2]])]
+)
+def test_a_reward_is_one_number_in_whatever_it_comes(monkeypatch, reward):
+    monkeypatch.setattr(Paying, "pays", reward)
+    envs = SyncEnvs(Paying, 1)
+    envs.reset()
+    assert envs.step(np.zeros(1, np.int64))["reward"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "found"), [(np.zeros(2), "2 numbers"), ([0.0, 1.0], "2 numbers"), (None, "None")]
+)
+def test_a_reward_that_is_not_one_number_is_told(monkeypatch, reward, found):
+    monkeypatch.setattr(Paying, "pays", reward)
+    envs = SyncEnvs(Paying, 1)
+    envs.reset()
+    for _ in range(MAX_REBUILDS):
+        envs.step(np.zeros(1, np.int64))
+    with pytest.raises(Broken) as broken:
+        envs.step(np.zeros(1, np.int64))
+    sentence = f"The reward must be one number, got {found}; wrap the environment"
+    assert sentence in str(broken.value.__cause__)

@@ -154,7 +154,8 @@ def test_a_heartbeat_stops_while_environments_hang_behind_a_unix_socket(
         assert Stuck.hangs.wait(100)
         num_beats, num_calls = len(beats), calls.count(other)
         wait_until(lambda: calls.count(other) >= num_calls + 5)
-        assert len(beats) <= num_beats + 1
+        # Two were on their way: one that is about to beat, and one for the last step before.
+        assert len(beats) <= num_beats + 2
         Stuck.goes_on.set()
         wait_until(lambda: len(beats) >= num_beats + 5)
         it.wait_for_rollouts(3)

@@ -8,13 +8,7 @@ from libtorchbeast.rpc.limits import Admission, ConnectionRate, Limits
 from libtorchbeast.rpc.messages import retry_metadata, retry_s_in
 from libtorchbeast.rpc.security import Security
 from tests.helpers.attacks import under_attack
-from tests.helpers.certificates import write_secret
 from tests.helpers.remote import client
-
-
-@pytest.fixture
-def token(tmp_path):
-    return Security(token_file=write_secret(tmp_path / "token", "secret"))
 
 
 def test_pauses_before_dialing_again_are_spread_over_their_whole_length():

@@ -54,6 +54,7 @@ ALLOWED = {
         *PURE,
     },
     "torchbeast/runtime": {
+        "torchbeast.errors",
         "torchbeast.own_code",
         "torchbeast.envs",
         "torchbeast.core",

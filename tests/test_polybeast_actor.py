@@ -1,33 +1,35 @@
 """Training with actors that carry the model, as users run it."""
 
-import csv
 import signal
-import sys
 
 import pytest
 
-from tests.helpers.training import TIMEOUT_S, Background, Training, mean_return
+from tests.helpers.training import (
+    TIMEOUT_S,
+    RemoteActors,
+    Training,
+    listening_at,
+    mean_return,
+    read_connections,
+)
 from torchbeast import polybeast_actor
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
 ENV = ("--env", "Catch", "--total_steps", "100000000")
-ONE = ("--num_actors", "1", "--envs_per_actor", "32")  # if it is not restarted, nothing goes on
+# If it is not restarted, nothing goes on.
+ONE_ACTOR = ("--env", "Catch", "--num_actors", "1", "--envs_per_actor", "32")
 NAME = "Catch actor 0"
 
 
-class Actors(Background):
-    """`polybeast_actor` in the background."""
-
-    def __init__(self, folder, *args):
-        program = [sys.executable, "-m", "torchbeast.polybeast_actor", "--env", "Catch"]
-        super().__init__([*program, *args], folder / "actors")
-
-
 def connections(training):
-    path = training.folder / "connections.csv"
-    rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else []
-    return {row["name"]: row for row in rows}
+    return {row["name"]: row for row in read_connections(training.folder)}
+
+
+def learnt_lately(training, num_steps):
+    """The actor's row, if it says so; without a lag, nothing was learnt since the row before."""
+    row = connections(training).get(NAME)
+    return row if row and row["lag"] and int(row["steps"]) > num_steps else None
 
 
 @pytest.mark.slow
@@ -39,7 +41,7 @@ def test_catch_is_learnt_with_actors_alone_in_bfloat16_though_actor_and_gateway_
     bf16 = ("--autocast", "bf16", "--weights_dtype", "bf16")
     with (
         Training("polybeast_learner", tmp_path, *ENV, "--listen", address) as training,
-        Actors(tmp_path, "--connect", address, *ONE, *bf16) as actors,
+        RemoteActors(tmp_path, *ONE_ACTOR, "--connect", address, *bf16) as actors,
     ):
         training.wait_for_step(4000)
         [victim] = [p for p in actors.family() if "torchbeast.run.remote_actor" in p.cmdline()]
@@ -49,10 +51,8 @@ def test_catch_is_learnt_with_actors_alone_in_bfloat16_though_actor_and_gateway_
         gateway.kill()
         training.wait_for(lambda: "was killed by SIGKILL" in training.output, "message")
         training.wait_for(lambda: mean_return(training) >= 0.9, "mean return of 0.9")
-        training.wait_for(
-            lambda: int(connections(training).get(NAME, {"steps": 0})["steps"]) > 4000, "steps"
-        )
-        assert float(connections(training)[NAME]["lag"]) <= 1.0, "with --hold_actors"
+        row = training.wait_for(lambda: learnt_lately(training, 4000), "steps")
+        assert float(row["lag"]) <= 1.0, "with --hold_actors"
         assert training.end(signal.SIGTERM) == 0
         actors.wait_for(lambda: "is ending; try again later" in actors.output, "message")
         assert actors.end(signal.SIGTERM) == 0
@@ -64,10 +64,8 @@ def test_actors_and_the_learners_own_environments_are_learnt_from_side_by_side(t
     own = ("--num_servers", "1", "--num_actors", "1", "--envs_per_actor", "16")
     args = (*ENV, *own, "--unroll_length", "8", "--listen", "127.0.0.1:0")
     with Training("polybeast", tmp_path, *args) as training:
-        said = "Environments can dial in at "
-        training.wait_for(lambda: said in training.output, "address")
-        address = training.output.split(said)[1].split()[0].rstrip(".")
-        with Actors(tmp_path, "--connect", address, *ONE) as actors:
+        address = training.wait_for(lambda: listening_at(training), "address")
+        with RemoteActors(tmp_path, *ONE_ACTOR, "--connect", address) as actors:
             both = {NAME, "(the learner's own)"}
 
             def are_learnt_from():

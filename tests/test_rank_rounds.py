@@ -1,6 +1,7 @@
 """Where several learners meet: who is waited for, what all of them hear, and who they are."""
 
 import dataclasses
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -18,9 +19,10 @@ from torchbeast.core.rank_stats import SharedStats, merge_figures
 from torchbeast.core.ranks import ALONE, Place
 from torchbeast.errors import UsageError
 from torchbeast.run.addresses import own_address
-from torchbeast.run.env_sources import SPEC, RemoteEnvironments
-from torchbeast.run.flags import TrainingFlags, num_cores
+from torchbeast.run.env_sources import RemoteEnvironments
+from torchbeast.run.flags import TrainingFlags, num_cores, with_recipe, with_values
 from torchbeast.run.rank_flags import for_rank
+from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.process_group import agree_on_name
 
 SECOND_OF_TWO = Place(rank=1, size=2, local_rank=1, local_size=2)
@@ -61,13 +63,12 @@ def meeting(clock):
 
 
 def test_a_rank_is_waited_for_a_second_and_then_no_more_until_it_has_a_batch(clock, caplog):
-    _, rounds, meet = meeting(clock)
+    _, _, meet = meeting(clock)
     assert meet(False, False) is Decision.WAIT
     assert meet(True, True) is Decision.GO
     assert meet(True, False, after_s=0.1) is Decision.WAIT
     assert meet(True, False, after_s=0.9) is Decision.WAIT
     assert meet(True, False, after_s=0.2) is Decision.GO
-    assert rounds.num_learners == 1
     assert "No rollouts from learner 1 for 1.1 s; the others go on" in caplog.text
     assert meet(True, False, after_s=0.1) is Decision.GO  # at once
     assert meet(True, True, after_s=0.1) is Decision.GO
@@ -220,6 +221,30 @@ def test_flags_of_the_run_are_those_of_the_first_learner(caplog, tmp_path):
     assert "Learner 0 has other flags, which hold for all: batch_size 5, xpid run" in caplog.text
 
 
+def test_a_recipe_that_comes_later_changes_the_same_for_all_learners(tmp_path):
+    """What rank 0 was given stays on all ranks, once the first environments choose a recipe."""
+    flags = TrainingFlags(env="remote", savedir=tmp_path, xpid="run")
+    given = with_values(flags, "command line", {"learning_rate": 0.001, "num_passes": 2})
+    shared = {}
+
+    class First(Scripted):
+        def share(self, contents):
+            shared.update(contents)
+            return contents
+
+    class Second(Scripted):
+        rank = 1
+
+        def share(self, contents):
+            return dict(shared)
+
+    spec = spec_for((7,), 3)
+    both = [with_recipe(for_rank(f, r), spec) for f, r in [(given, First()), (flags, Second())]]
+    assert [(f.learning_rate, f.num_passes, f.num_minibatches) for f in both] == [
+        (0.001, 2, 16)
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("has_first", "has_second", "is_refused"),
     [(False, True, True), (False, False, False), (True, True, False), (True, False, False)],
@@ -250,15 +275,7 @@ def test_a_checkpoint_that_only_another_machine_has_is_not_passed_over(
 
 
 def test_the_first_environments_of_any_learner_decide_for_all(monkeypatch):
-    written = {SPEC: None}
-
-    class Board(Scripted):
-        def look_up(self, name):
-            return written[name]
-
-        def write(self, name, text):
-            written[name] = text
-
+    board = Board()
     spec = spec_for((7,), 3)
     served = SimpleNamespace(spec=None, decide=lambda spec: setattr(served, "spec", spec))
     served.wait_for_spec = lambda timeout_s: spec
@@ -267,9 +284,38 @@ def test_the_first_environments_of_any_learner_decide_for_all(monkeypatch):
     for gateways in (served, other):  # the other one has no environments
         source = RemoteEnvironments.__new__(RemoteEnvironments)
         source._gateways = gateways
-        found = source._wait_for_spec(stop, Board())
+        found = source._wait_for_spec(stop, board)
         assert found.to_json() == spec.to_json()
         assert isinstance(found, Spec)
+
+
+def test_a_signal_to_one_learner_ends_the_wait_of_all():
+    def come_in_vain(timeout_s):
+        raise TimeoutError
+
+    board = Board()
+    for asked in (signal.SIGINT, None):  # the second has heard of nothing
+        source = RemoteEnvironments.__new__(RemoteEnvironments)
+        source._gateways = SimpleNamespace(spec=None, wait_for_spec=come_in_vain)
+        stop = StopRequest()
+        stop.signal = asked
+        with pytest.raises(SystemExit) as ended:
+            source._wait_for_spec(stop, board)
+        assert ended.value.code == 130
+
+
+class Board(Scripted):
+    """On which learners write for each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = {}
+
+    def look_up(self, name):
+        return self.written.get(name)
+
+    def write(self, name, text):
+        self.written.setdefault(name, text)
 
 
 # --- Statistics ----------------------------------------------------------------------------------
@@ -294,6 +340,17 @@ def test_what_one_rank_adds_counts_once_all_have_heard_it():
     assert (summary["num_actors"], summary["learner_idle"]) == (6.0, 0.25)
     assert summary["info/score"] == 2.0
     assert first.take_news() == SharedStats().take_news()  # nothing counts twice
+
+
+def test_sizes_are_those_of_all_ranks_though_not_all_report_at_every_update():
+    stats = SharedStats()
+    quiet, speaking = SharedStats(), SharedStats()
+    for first in (True, False, True, False):
+        speaking.observe({"num_actors": 4.0})
+        news = [speaking.take_news(), quiet.take_news()]
+        stats.add_news(news if first else news[::-1])
+        seen = stats.summary()["num_actors"]
+    assert seen == 8.0
 
 
 def test_losses_add_up_and_means_are_weighted():

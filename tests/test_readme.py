@@ -4,13 +4,13 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.ports import free_port
 from tests.helpers.training import Background
 
 ROOT = Path(__file__).parent.parent
@@ -69,8 +69,7 @@ def test_the_commands_for_more_machines_work_in_pairs(home, tmp_path):
 
 def check_pair(pair, home, folder):
     """The environments of the first command, fewer of them, teach the learner of the second."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     args = ["--env", "Catch"]
     if not any("4242" in line for line in pair):
         args += ["--pipes_basename", f"unix:{folder}/polybeast"]

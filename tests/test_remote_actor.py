@@ -175,9 +175,9 @@ def test_after_a_lost_stream_the_open_rollout_is_dropped_and_episodes_go_on():
     publisher = Publisher()
     with publisher.learning() as it, acting(it.address, 1) as (link, _):
         it.wait_for_rollouts(2)
+        session = link.next_session(lambda: None)  # once it is killed, this would be the next one
         for pid in it.gateways.pids:
             os.kill(pid, signal.SIGKILL)
-        session = link.next_session(lambda: None)
         wait_until(lambda: session.is_over)
         num_before = len(it.rollouts)
         it.wait_for_rollouts(3)

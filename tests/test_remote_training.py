@@ -1,6 +1,5 @@
 """Training with environments elsewhere, as users run it: what is killed is restarted."""
 
-import csv
 import signal
 import sys
 
@@ -8,6 +7,7 @@ import psutil
 import pytest
 
 from tests.helpers.training import (
+    MORE_THAN_IS_ON_ITS_WAY,
     ROOT,
     TIMEOUT_S,
     Background,
@@ -15,13 +15,13 @@ from tests.helpers.training import (
     Training,
     listening_at,
     mean_return,
+    read_connections,
     read_logs,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 60)]
 
 FOR_EVER = ("--env", "Catch", "--total_steps", "100000000")
-MORE_THAN_IS_ON_ITS_WAY = 3000  # steps; rollouts in queues at the time of a fault are far fewer
 
 
 def start_learner(tmp_path, address, dials, *args):
@@ -40,19 +40,14 @@ def learn_on(training):
     training.wait_for_step(training.step + MORE_THAN_IS_ON_ITS_WAY)
 
 
-def read_connections(training):
-    path = training.folder / "connections.csv"
-    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-
-
 def connections(training):
     """From whom something was learnt lately."""
-    rows = read_connections(training)
+    rows = read_connections(training.folder)
     return [row for row in rows if row["share"] == "1.000" and int(row["environments"]) > 0]
 
 
 def num_streams(training):
-    return sum(int(row["streams"] or 0) for row in read_connections(training))
+    return sum(int(row["streams"] or 0) for row in read_connections(training.folder))
 
 
 def gateway_of(training):
@@ -116,8 +111,7 @@ def test_environments_wait_for_a_learner_and_for_the_next_one(tmp_path, learner_
 def test_sigterm_lets_clients_wait_for_the_next_learner(tmp_path):
     """Environments and simulators at a port: none of them fails, and none starts anew."""
     with start_learner(tmp_path, "127.0.0.1:0", False) as training:
-        training.wait_for(lambda: listening_at(training), "address")
-        address = listening_at(training)
+        address = training.wait_for(lambda: listening_at(training), "address")
         program = [sys.executable, "-m", "tests.helpers.episodes", address, "2", "stay"]
         with (
             start_environments(tmp_path, address, False) as environments,
@@ -161,8 +155,8 @@ def steps_until_catch_is_learnt(folder, how):
             "--unroll_length", "16", "--batch_size", "32", "--num_minibatches", "4",
             "--connections_per_s", "1000")  # fmt: skip
     with Training("polybeast_learner", folder, *args) as training:
-        training.wait_for(lambda: listening_at(training), "address")
-        program = [sys.executable, "-m", "tests.helpers.episodes", listening_at(training), "8", how]
+        address = training.wait_for(lambda: listening_at(training), "address")
+        program = [sys.executable, "-m", "tests.helpers.episodes", address, "8", how]
         with Background(program, folder / "simulators", cwd=ROOT) as simulators:
             training.wait_for_step(1)
             training.wait_for(lambda: mean_return(training) > 0.9, "mean return of 0.9")

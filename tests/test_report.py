@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -33,8 +34,21 @@ def render(view):
     return console.export_text()
 
 
-def test_the_live_view_shows_the_figures_under_their_names():
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(
+        terminal,
+        "time",
+        SimpleNamespace(monotonic=lambda: clock.now, strftime=time.strftime, gmtime=time.gmtime),
+    )
+    return clock
+
+
+def test_the_live_view_shows_the_figures_under_their_names(clock):
     view = terminal.LiveView(total_steps=1_000_000)
+    view.tick(108_456)
+    clock.now += 10.0
     view.tick(123_456)
     assert "Starting" in render(view)
     view.show(FIGURES)
@@ -45,14 +59,29 @@ def test_the_live_view_shows_the_figures_under_their_names():
         assert part in text, part
 
 
-def test_bar_and_numbers_agree_between_two_logs():
+def test_bar_and_numbers_agree_between_two_logs(clock):
     view = terminal.LiveView(total_steps=1_000_000)
     view.show(FIGURES)
+    view.tick(485_000)
+    clock.now += 10.0
     view.tick(500_000)
     text = render(view)
     assert "step 500,000 of" in text
     assert "50%" in text
     assert "left 05:33" in text
+
+
+def test_the_time_that_is_left_is_by_the_speed_of_the_last_minute(clock):
+    """Not by that of an interval, in which there may be one update or none."""
+    pace = terminal.Pace()
+    assert pace.time_left(1000) == "?"
+    for i in range(100):  # an update of 20 steps every two seconds, after a slow start
+        pace.see(20 * (i // 2) if i >= 20 else 0)
+        clock.now += 1.0
+        if i < 20:
+            assert pace.time_left(1000) == "?"
+    assert pace.time_left(1000) == "00:02"
+    assert pace.time_left(100_980) == "2.8 h"
 
 
 def test_a_live_view_that_gets_no_step_says_for_whom_it_waits():
@@ -70,8 +99,12 @@ def test_a_live_view_that_gets_no_step_says_for_whom_it_waits():
     assert "sps 1,500" in render(view)
 
 
-def test_plain_lines_say_the_same(capsys):
-    terminal.PlainView(1_000_000).show({**FIGURES, "mean_episode_return": None})
+def test_plain_lines_say_the_same(clock, capsys):
+    view = terminal.PlainView(1_000_000)
+    view.tick(108_456)
+    clock.now += 10.0
+    view.tick(123_456)
+    view.show({**FIGURES, "mean_episode_return": None})
     line = capsys.readouterr().out
     assert line == (
         "step 123,456 of 1,000,000 | sps 1,500 | left 09:44 | mean_episode_return - | "

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import stat
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,12 @@ import torch
 
 import libtorchbeast
 from libtorchbeast.environments import SyncEnvs
+from libtorchbeast.grpc_forks import GrpcForks
 from libtorchbeast.rpc.address import dial_unix, listen_unix
+from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD
+from tests.helpers.remote import running
 from tests.helpers.threads import wait_until
+from tests.test_rpc_bad_peers import talk
 
 UNROLL_LENGTH = 4
 
@@ -245,6 +250,22 @@ def test_run_serves_until_stop_and_the_socket_is_the_owners(tmp_path):
     assert not thread.is_alive()
     assert time.monotonic() - start < 5
     assert not path.exists()
+
+
+def test_where_a_fork_may_not_use_grpc_who_speaks_it_leaves_nothing_behind(
+    tmp_path, monkeypatch, caplog
+):
+    address, temporary = f"unix:{tmp_path}/server", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(GrpcForks, "is_child_of_grpc", True)
+    with running(libtorchbeast.Server(OldStyle, address)):
+        wait_until((tmp_path / "server").exists)
+        assert talk(address, [b""], ENVIRONMENTS_METHOD)[:2] == (0, "UNAVAILABLE")
+        wait_until(lambda: "Nobody can speak gRPC at" in caplog.text)
+        assert list(temporary.iterdir()) == []
+    assert f"so that only lanes work at {address}; dial it with a learner of this" in caplog.text
+    assert "listen at a unix: address" not in caplog.text
 
 
 def test_the_default_address_is_torchbeasts():

@@ -1,6 +1,8 @@
 """Specs say what a Gymnasium space says, and travel as JSON."""
 
+import collections
 import json
+import types
 
 import numpy as np
 import pytest
@@ -58,6 +60,14 @@ def test_spaces_become_specs_and_travel_as_json(space, spec):
 
 
 MANY = np.arange(1, 90_001).reshape(300, 300)
+
+
+def test_a_stand_in_for_discrete_without_gym_is_one():
+    """As packages have it that do without Gym if it is not installed."""
+    stand_in = collections.namedtuple("DiscreteSpace", "n")
+    assert spec_or(None, stand_in(17)) == discrete(17)
+    assert spec_or(None, types.SimpleNamespace(n=3, shape=(2,))) is None  # of something else
+    assert spec_or(None, object()) is None
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,16 @@ import pytest
 from tests.helpers.certificates import Certificates, write_secret
 from tests.helpers.hosts import ENVIRONMENTS, LEARNER, ROUTER_OUTSIDE, two_hosts
 from tests.helpers.training import (
+    MORE_THAN_IS_ON_ITS_WAY,
     TIMEOUT_S,
     RemoteEnvironments,
     Training,
     mean_return,
 )
-from torchbeast.run.recipes import VECTOR
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_S)]
 
 CABLE_PULLED_S = 20.0
-# Steps: the open rollouts of 32 environments, and those in the queue, less than a batch.
-MORE_THAN_IS_ON_ITS_WAY = 2 * VECTOR["unroll_length"] * VECTOR["batch_size"]
 
 
 @pytest.fixture

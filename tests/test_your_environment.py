@@ -4,13 +4,13 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.ports import free_port
 from tests.helpers.training import TIMEOUT_S, Background, read_logs
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_environment.md").read_text()
@@ -29,8 +29,7 @@ def fewer(text):
 
 
 def test_the_page_works_from_its_top_to_its_end(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     env = {**os.environ, "HOME": str(tmp_path)}
     commands = []
     for kind, block in BLOCKS:

@@ -81,7 +81,7 @@ class Flags(TrainingFlags):
     """E: environments an actor steps with one forward pass."""
     num_buffers: int | None = None
     """Rollouts that fit the shared memory, if that is more than are needed anyway."""
-    num_learner_threads: Annotated[int, tyro.conf.arg(aliases=["--num-threads"])] = 2
+    num_learner_threads: Annotated[int, tyro.conf.arg(aliases=["--num_threads"])] = 2
     """Threads that prepare batches and learn in turn."""
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """How actors are started."""

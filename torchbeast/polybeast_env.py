@@ -192,7 +192,7 @@ def run_program(
     logging.basicConfig(level=logging.INFO, format=f"[{name}] %(message)s")
     secret.take()
     try:
-        flags = tyro.cli(flags_class, args=args)
+        flags = tyro.cli(flags_class, args=args, use_underscores=True)
         flags.validate()
         return run(flags.fit_games())
     except UsageError as error:

@@ -192,7 +192,7 @@ class Flags(TrainingFlags, Security):
 
     def find_device(self, name: str) -> torch.device:
         """The device behind one of the flags above."""
-        if name == "auto":
+        if name == "auto" or (name == "cuda" and torch.cuda.is_available()):
             return own_device(use_cuda=not self.disable_cuda)
         return torch.device(name)
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from libtorchbeast.env_host import BadAnswer
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.actor_messages import (
@@ -35,7 +34,7 @@ from libtorchbeast.rpc.env_client import (
     token_now,
 )
 from libtorchbeast.rpc.grpc_loops import first_of
-from libtorchbeast.rpc.handshake import Hello, Refused, check_fit
+from libtorchbeast.rpc.handshake import Hello, Refused, check_fit, invalid
 from libtorchbeast.rpc.messages import ACTOR_METHOD
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.rpc.weights import Assembly
@@ -52,7 +51,7 @@ class SessionOver(Exception):
 
 
 class Session:
-    """One stream to the learner. All but `send` and `end` changes under the link's condition."""
+    """One stream to the learner. What both threads use changes under the link's condition."""
 
     def __init__(self, welcome: Welcome, changed: threading.Condition) -> None:
         self.welcome = welcome
@@ -69,6 +68,7 @@ class Session:
         self._is_asking = False
         self._loop = asyncio.get_running_loop()
         self._outgoing: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        self._ended_by: Exception | None = None  # if it is by this end
         self._assembly = Assembly(welcome.tensor_sizes)
 
     # For the thread that acts.
@@ -101,12 +101,14 @@ class Session:
 
     def refuse(self, why: str) -> None:
         """End the stream: nothing can be done with what the learner said."""
-        self._put(Unfit(why))
+        self._ended_by = Unfit(why)
+        self._put(self._ended_by)
 
     def fail(self, text: str) -> None:
         """Say what the environments failed with, and end the stream."""
+        self._ended_by = SessionOver("The environments failed.")
         self._put(encode_actor_failure(text))
-        self._put(BadAnswer("The environments failed."))
+        self._put(self._ended_by)
 
     def _put(self, message: bytes | Exception) -> None:
         with contextlib.suppress(RuntimeError):  # the loop may be closed by now
@@ -121,6 +123,8 @@ class Session:
             message = decode_learner_message(data)
             with self._changed:
                 if message.WhichOneof("message") == "taken":
+                    if self.num_untaken == 0:
+                        raise invalid("A Taken must answer a rollout, got one more than were sent.")
                     self.version_at_taken = message.taken.newest
                     self.newest = max(self.newest, message.taken.newest)
                     self.num_untaken -= 1
@@ -130,12 +134,15 @@ class Session:
                     if whole is not None:
                         self.weights, self._is_asking = whole, False
                 self._changed.notify_all()
-        raise LearnerGone("It closed the stream.")
+        raise self._ended_by or LearnerGone("It closed the stream.")
 
     async def transmit(self, call: Any) -> None:
         while True:
             message = await self._outgoing.get()
             if isinstance(message, Exception):
+                # While `receive` reads on: when its read is cancelled, grpc drops what was written.
+                await _close(call)
+                await asyncio.sleep(FLUSH_S)  # `receive` ends before, if the learner answers
                 raise message
             await call.write(message)
 
@@ -198,8 +205,10 @@ class ActorLink:
         try:
             grpc_loops.run(self._run())
         except BaseException as error:
+            self._error = error
+        finally:
             with self._changed:
-                self._error = error
+                self._is_stopped = True
                 self._changed.notify_all()
 
     async def _run(self) -> None:
@@ -215,13 +224,15 @@ class ActorLink:
             )
 
     async def _keep_dialing(self, streams: set[Any]) -> None:
-        """One stream after the other."""
+        """One stream after the other, until this end's environments have failed."""
         redial = Redial(self._address, "this actor", RepeatFilter())
         kept: list[Any] = []
         try:
             while True:
                 try:
                     await self._play(streams, kept, redial)
+                except SessionOver:
+                    return
                 except NO_LINK as error:
                     self._session = None
                     if isinstance(error, Refused) and error.code == "UNIMPLEMENTED":
@@ -238,7 +249,10 @@ class ActorLink:
         dialled = dial_call(ACTOR_METHOD, address, security, token, first, streams, kept)
         async with dialled as (call, data, _):
             welcome = decode_welcome(data, self._hello)
-            check_fit(self._hello.spec, welcome.spec)
+            try:
+                check_fit(welcome.spec, self._hello.spec)
+            except Refused as error:
+                raise Unfit(str(error)) from error
             redial.succeeded()
             session = Session(welcome, self._changed)
             with self._changed:
@@ -246,9 +260,6 @@ class ActorLink:
                 self._changed.notify_all()
             try:
                 await first_of(session.receive(call), session.transmit(call))
-            except BadAnswer:
-                await _close(call)
-                raise
             finally:
                 session.end()
 

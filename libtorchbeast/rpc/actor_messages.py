@@ -22,6 +22,7 @@ from libtorchbeast.rpc.handshake import (
 )
 from libtorchbeast.rpc.messages import (
     array_to_message,
+    failure_to_message,
     greeting_from_message,
     greeting_to_message,
     hello_from_message,
@@ -33,12 +34,13 @@ from libtorchbeast.rpc.messages import (
 )
 from libtorchbeast.rpc.weights import BFLOAT16, DTYPES, Version, sent_dtype
 from libtorchbeast.specs import ArraySpec
-from libtorchbeast.text import encodable, printable
+from libtorchbeast.text import printable
 
 MAX_TENSORS = 1 << 14
 MAX_WEIGHTS_BYTES = 1 << 34  # that an actor takes from a learner
 MAX_UNROLL_LENGTH = 1 << 16
 MAX_WELCOME_BYTES = 1 << 22
+MAX_ROLLOUTS_AHEAD = 64  # which an actor may have to keep
 _ROLLOUT_TAG = pb.ActorMessage.ROLLOUT_FIELD_NUMBER << 3 | 2
 
 
@@ -126,6 +128,10 @@ def decode_welcome(data: bytes, hello: Hello) -> Welcome:
             f"unroll_length must be from 1 to {MAX_UNROLL_LENGTH} and num_params positive, got "
             f"{welcome.unroll_length} and {welcome.num_params}."
         )
+    if welcome.rollouts_ahead > MAX_ROLLOUTS_AHEAD:
+        raise invalid(
+            f"rollouts_ahead must be at most {MAX_ROLLOUTS_AHEAD}, got {welcome.rollouts_ahead}."
+        )
     lag = welcome.max_policy_lag
     flags = {name: bool(getattr(welcome.model, name)) for name in MODEL_FLAGS}
     return Welcome(
@@ -187,8 +193,7 @@ def encode_request(have: int) -> bytes:
 
 
 def encode_actor_failure(text: str) -> bytes:
-    failure = pb.Failure(text=encodable(text[-MAX_TEXT:]))
-    return pb.ActorMessage(failure=failure).SerializeToString()
+    return pb.ActorMessage(failure=failure_to_message(text)).SerializeToString()
 
 
 def encode_taken(newest: int) -> bytes:

@@ -291,8 +291,9 @@ class StreamsBehind:
         from libtorchbeast.rpc.grpc_relay import private_address, relay
 
         if self._server is None:
+            server = self._make_server(self._tick_of_streams)  # may raise, at each connection
             self._address = self._resources.enter_context(private_address())
-            self._server = self._make_server(self._tick_of_streams)
+            self._server = server
             self._start(self._server.run, self._address)
         deadline = time.monotonic() + self.START_S
         while not self._server.is_listening.is_set():

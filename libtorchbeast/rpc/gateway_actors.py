@@ -6,6 +6,7 @@ one before waits for the learner, so that a request for weights behind it does n
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from libtorchbeast.rpc.actor_messages import (
 )
 from libtorchbeast.rpc.gateway_streams import lane_for
 from libtorchbeast.rpc.grpc_loops import first_of
-from libtorchbeast.rpc.grpc_streams import READ, READ_GREETING, Read, Watched
+from libtorchbeast.rpc.grpc_streams import READ_GREETING, READ_WEIGHTS, Read, Watched
 from libtorchbeast.rpc.handshake import Greeting, Hello, invalid, no_descriptor_left
 from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.rpc.limits import Limits
@@ -93,11 +94,13 @@ class _Carrying:
         self._rollouts: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
         self._requests: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
         self._is_asked = False
+        self._num_here = 0  # rollouts that were read and not taken
+        # The last two versions that were sent: with one of them the actor plays.
+        self._sent: deque[int] = deque(maxlen=2)
 
     async def read_messages(self) -> None:
-        stream, limits = self._stream, self._limits
+        self._expect_rollout()
         while True:
-            stream.expect(ROLLOUT, limits.rollout_s)
             data = await self._read()
             if data is grpc.aio.EOF:
                 return
@@ -107,8 +110,11 @@ class _Carrying:
                     raise invalid("One request for weights at a time, got another one.")
                 self._is_asked = True
                 self._requests.put_nowait(have)
+                if self._may_be_late():
+                    self._expect_rollout()
                 continue
-            stream.has_done(ROLLOUT)
+            self._num_here += 1
+            self._stream.has_done(ROLLOUT)
             await self._rollouts.put(data)
             del data
 
@@ -127,6 +133,21 @@ class _Carrying:
                 raise self._line.ending()
             self._stream.num_steps += lane.spec.unroll_length
             await self._send(encode_taken(self._publication.version))
+            self._num_here -= 1
+            self._expect_rollout()
+
+    def _expect_rollout(self) -> None:
+        """In time from now on, unless one is here: then it is the learner that is waited for."""
+        if self._num_here == 0:
+            self._stream.expect(ROLLOUT, self._limits.rollout_s)
+
+    def _may_be_late(self) -> bool:
+        """Whether weights have become too old on their way, or while they were played with: an
+        actor sends no rollout then, and tries again with newer ones."""
+        most = self._publication.offer.max_policy_lag
+        if most is None or not self._sent:
+            return False
+        return self._publication.version - self._sent[0] > most
 
     async def send_weights(self, dtype: str) -> None:
         publication = self._publication
@@ -135,10 +156,11 @@ class _Carrying:
             for start, data in version.pieces():
                 if start + len(data) == len(version.data):
                     self._is_asked = False  # the next may come as soon as this one is read
+                    self._sent.append(version.number)
                 await self._send(encode_weights(version, start, data, publication.version))
 
     async def _send(self, data: bytes) -> None:
         async with self._writing:
-            self._stream.expect(READ, self._limits.write_s)
+            self._stream.expect(READ_WEIGHTS, self._limits.write_s)
             await self._write(data)
-            self._stream.has_done(READ)
+            self._stream.has_done(READ_WEIGHTS)

@@ -58,6 +58,7 @@ class _Server:
 
 
 _Play = Callable[[Watched, Any], Awaitable[None]]
+ENVIRONMENTS, ACTOR = "Environments were", "An actor was"  # refused
 
 
 class Listener:
@@ -119,19 +120,19 @@ class Listener:
         server = grpc.aio.server(options=server_options(self._limits, self._config.share_port))
         calls: set[Any] = set()
 
-        def handler(play: _Play) -> Any:
+        def handler(play: _Play, who: str) -> Any:
             async def serve(requests: Any, context: Any) -> None:
                 calls.add(context)
                 try:
-                    await self._serve(context, play)
+                    await self._serve(context, play, who)
                 finally:
                     calls.discard(context)
 
             return grpc.stream_stream_rpc_method_handler(serve)
 
-        methods = {LEARNER_METHOD: self._play, ACTOR_METHOD: self._act}
-        handlers = {method: handler(play) for (_, method), play in methods.items()}
-        service, _ = LEARNER_METHOD
+        service, play = LEARNER_METHOD
+        _, act = ACTOR_METHOD
+        handlers = {play: handler(self._play, ENVIRONMENTS), act: handler(self._act, ACTOR)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         bound = self._security.add_port(server, address)
         await server.start()
@@ -212,13 +213,13 @@ class Listener:
                 host.send("greeting", **self._config.greeting().to(hello).to_json())
                 await hand_over(stream, hello, host, self._line, self._limits.step_s)
 
-        refusal = await self._guard("unix:", serve)
+        refusal = await self._guard("unix:", serve, ENVIRONMENTS)
         if refusal is not None:
             with contextlib.suppress(EOFError):
                 retry = {} if refusal.retry_s is None else {"retry_s": refusal.retry_s}
                 host.send("refused", code=refusal.code, text=str(refusal), **retry)
 
-    async def _serve(self, context: Any, play: _Play) -> None:
+    async def _serve(self, context: Any, play: _Play, who: str) -> None:
         """One stream of who dialled in."""
 
         async def serve(stream: Watched) -> None:
@@ -234,7 +235,7 @@ class Listener:
                 raise
             await play(stream, context)
 
-        refusal = await self._guard(context.peer(), serve)
+        refusal = await self._guard(context.peer(), serve, who)
         if refusal is not None:
             text, metadata = status_text(str(refusal)), retry_metadata(refusal)
             await context.abort(grpc.StatusCode[refusal.code], text, metadata)
@@ -279,7 +280,7 @@ class Listener:
         return self._admission.introduction(stream, has_token=has_token)
 
     async def _guard(
-        self, peer: str, serve: Callable[[Watched], Awaitable[None]]
+        self, peer: str, serve: Callable[[Watched], Awaitable[None]], who: str
     ) -> Refused | None:
         """Serve who dialled in; what it is refused for, if it is."""
         stream: Watched | None = None
@@ -292,7 +293,8 @@ class Listener:
         except Refused as error:
             if stream is not None:
                 self._line.clients.count_refusal(stream, error)
-            self._report_refusal(error, peer, stream is not None and stream.is_authenticated)
+            is_authenticated = stream is not None and stream.is_authenticated
+            self._report_refusal(f"{who} refused", error, peer, is_authenticated)
             # Not the one that was raised: its traceback holds on to the message.
             return Refused(error.code, str(error), error.retry_s)
         except EnvironmentFailed as error:
@@ -304,10 +306,10 @@ class Listener:
             return Refused("INTERNAL", "Something is wrong in the gateway; see its log.")
         return None
 
-    def _report_refusal(self, error: Refused, peer: str, is_authenticated: bool) -> None:
+    def _report_refusal(self, what: str, error: Refused, peer: str, is_authenticated: bool) -> None:
         texts = None if is_authenticated else self._unauthenticated_texts
         if error.code != "UNAVAILABLE":
-            self._line.report(f"Environments were refused: {error}", peer, texts=texts)
+            self._line.report(f"{what}: {error}", peer, texts=texts)
 
     def _check_token(self, token: str) -> None:
         self._check_caller(token, {})

@@ -4,7 +4,6 @@ Nobody here waits but `open` and `wait_for_spec`: `poll()` looks at all of them,
 calls it a few times a second. See lane_grants.py for the lanes.
 """
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -23,7 +22,7 @@ from libtorchbeast.rpc.clients import ClientFigures, make_room
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig, GatewaysConfig
 from libtorchbeast.rpc.lane_grants import GatewayLanes, LaneGrants
 from libtorchbeast.shared_lanes import ENVIRONMENT, Lane, allow_descriptors
-from libtorchbeast.supervisor import Child, Supervisor
+from libtorchbeast.supervisor import NO_ROOM, Child, Supervisor
 from libtorchbeast.wait_notice import SAY_AGAIN_S, SAY_S
 
 logger = logging.getLogger("torchbeast")
@@ -63,10 +62,14 @@ class _Gateway:
             figures.streams = figures.environments = 0
         self.lanes.forget_process()
 
-    def send(self, kind: str, **values: Any) -> None:
+    def send(self, kind: str, **values: Any) -> bool:
+        """False if there is no room for it, that is, for a copy of its descriptor."""
         if self.control is not None:
-            with contextlib.suppress(OSError):  # it has died; the next poll restarts it
+            try:
                 self.control.send(kind, **values)
+            except OSError as error:
+                return error.errno not in NO_ROOM  # else it has died; the next poll restarts it
+        return True
 
 
 class Gateways:
@@ -168,7 +171,8 @@ class Gateways:
         self.supervisor.poll()
         for gateway in self._gateways:
             for answer in self._grants.answers(gateway.lanes):
-                gateway.send(**answer)
+                if not gateway.send(**answer):
+                    gateway.lanes.take_back(answer)
         self._say_who_is_missing()
 
     def wait_for_spec(self, timeout_s: float) -> Spec:

@@ -16,6 +16,7 @@ WATCH_S = 0.5  # how often deadlines are looked at
 # What an other end must do in time.
 INTRODUCE, STEP, READ, ANSWER = "introduced itself", "taken a step", "read its actions", "answered"
 READ_GREETING, READ_STATUS = "read the greeting", "read its status"
+READ_WEIGHTS = "read its weights"
 
 Read = Callable[[], Awaitable[Any]]
 Exchange = Callable[[bytes], Awaitable[Any]]

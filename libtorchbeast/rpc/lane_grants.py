@@ -6,11 +6,13 @@ but for those that were handed over to hosts.
 """
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from libtorchbeast.host_socket import MAX_MESSAGE_BYTES
 from libtorchbeast.rollouts import ModelOffer, RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
@@ -21,6 +23,7 @@ from libtorchbeast.specs import INT64, canonical
 
 logger = logging.getLogger("torchbeast")
 
+MAX_OFFER_BYTES = MAX_MESSAGE_BYTES - 1024  # as JSON, in a message to a gateway
 MEMORY_SHARE = 0.5  # of this machine's, for rollouts of environments elsewhere
 
 
@@ -57,6 +60,13 @@ class GatewayLanes:
             self.handed_over.discard(lane)
             self.granted = {id: other for id, other in self.granted.items() if other is not lane}
 
+    def take_back(self, answer: dict[str, Any]) -> None:
+        """There was no descriptor left to send this answer with."""
+        if answer["kind"] == "model":
+            self.knows_model = False
+        elif answer["kind"] == "lane":
+            self.close_lost(answer["id"])
+
     def close_lost(self, id: int) -> None:
         """The lane for this request did not arrive."""
         lane = self.granted.pop(id, None)
@@ -79,6 +89,8 @@ class LaneGrants:
         self.add_lane: Callable[[Lane], None] | None = None  # None: not yet
         self.offer_model: Callable[[], ModelOffer] | None = None  # None: actors are not taken
         self._offer: ModelOffer | None = None
+        self._offer_json: dict[str, Any] = {}
+        self._offer_bytes = 0  # as JSON
         self._config = config
         self._check_first = check_first
         self._gateways = gateways
@@ -93,7 +105,10 @@ class LaneGrants:
             return [_refusal(request, error)]
 
     def answers(self, gateway: GatewayLanes) -> Iterator[dict[str, Any]]:
-        """To the requests of a gateway, once environments may play."""
+        """To the requests of a gateway, once environments may play.
+
+        `gateway.take_back` is called for what cannot be sent, before the next is asked for.
+        """
         if self.add_lane is None:
             return
         gateway.forget_closed()
@@ -122,13 +137,17 @@ class LaneGrants:
             offer = self._find_offer()
             spec = offer.rollout
             if not gateway.knows_model:
-                yield {"kind": "model", "fd": offer.weights_fd, "offer": offer.to_json()}
                 gateway.knows_model = True
+                yield {"kind": "model", "fd": offer.weights_fd, "offer": self._offer_json}
+            if not gateway.knows_model:
+                raise _no_descriptor()
         lane = self._find_lane(gateway, spec, request)
         gateway.lent.add(lane)
         gateway.granted[request["id"]] = lane
         lent = {"fd": lane.fd, "spec": self.spec.to_json(), "num_envs": lane.num_envs}
         yield {"kind": "lane", "id": request["id"], "rollouts": lane.has_rollouts, **lent}
+        if request["id"] not in gateway.granted:
+            raise _no_descriptor()
 
     def _find_offer(self) -> ModelOffer:
         """What actors that carry the model must know, once the first of them asks."""
@@ -137,6 +156,15 @@ class LaneGrants:
             raise Refused("FAILED_PRECONDITION", text)
         if self._offer is None:
             self._offer = self.offer_model()
+            self._offer_json = self._offer.to_json()
+            self._offer_bytes = len(json.dumps(self._offer_json))
+        if self._offer_bytes > MAX_OFFER_BYTES:
+            raise Refused(
+                "FAILED_PRECONDITION",
+                f"Names and shapes of a model's tensors may have {MAX_OFFER_BYTES} bytes where "
+                f"actors carry it, those of the learner's {len(self._offer.tensors)} have "
+                f"{self._offer_bytes}; dial in with polybeast_env.",
+            )
         return self._offer
 
     def _find_lane(
@@ -213,10 +241,15 @@ class LaneGrants:
         return 4 * num_envs * spec.num_bytes + weights
 
 
+def _no_descriptor() -> Refused:
+    return Refused("RESOURCE_EXHAUSTED", "The learner has no descriptor left; wait.")
+
+
 def _refusal(request: dict[str, Any], error: Exception) -> dict[str, Any]:
     """Of environments that cannot be taken, for whatever reason."""
     if not isinstance(error, Refused):
-        logger.error("Environments are refused, there is no lane for them: %s", error)
+        who = "Actors" if request.get("has_model") else "Environments"
+        logger.error("%s are refused, there is no lane for them: %s", who, error)
         text = "The learner cannot take more environments now; wait."
         error = Refused("RESOURCE_EXHAUSTED", text)
     return {"kind": "refuse", "id": request["id"], "code": error.code, "text": str(error)}

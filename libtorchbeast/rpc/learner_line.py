@@ -110,7 +110,11 @@ class LearnerLine:
             self.send("lost", id=message["id"])
 
     def _take_model(self, message: dict[str, Any]) -> None:
-        """Comes before the first lane for rollouts."""
+        """Comes before the first lane for rollouts, and again when any lane was lost."""
+        if self.publication is not None:
+            if message["fd"] is not None:
+                os.close(message["fd"])
+            return
         self._offer = ModelOffer.from_json(message["offer"])
         if message["fd"] is not None:
             with contextlib.suppress(OSError):  # no descriptor is left to map it with

@@ -138,8 +138,11 @@ def greeting_from_message(greeting: pb.Greeting) -> Greeting:
 
 
 def encode_failure(text: str) -> bytes:
-    text = encodable(text[-MAX_TEXT:])  # a traceback's end says most
-    return pb.EnvironmentMessage(failure=pb.Failure(text=text)).SerializeToString()
+    return pb.EnvironmentMessage(failure=failure_to_message(text)).SerializeToString()
+
+
+def failure_to_message(text: str) -> pb.Failure:
+    return pb.Failure(text=encodable(text[-MAX_TEXT:]))  # a traceback's end says most
 
 
 def parse_handshake(message_class: Any, data: bytes) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import nest
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.episode_info import MAX_NAMES, InfoSums
-from libtorchbeast.observations import NumberRange
+from libtorchbeast.observations import FLOATS, NumberRange
 from libtorchbeast.rollouts import RolloutSpec
 from libtorchbeast.rows import MAX_FLOAT32, NUMBERS, Row
 from libtorchbeast.rpc import env_pb2 as pb
@@ -32,7 +32,6 @@ MIN_STACK_BYTES = 1024  # a frame that is smaller is sent as it is
 MAX_EXTRA_BYTES = 1 << 16  # of a message, besides arrays
 _FIELDS = pb.Rollout.DESCRIPTOR.fields_by_name
 _ROLLOUT = pb.ActorMessage.ROLLOUT_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-ROW_FLOATS = NumberRange()
 FLOAT32 = NumberRange(-MAX_FLOAT32, MAX_FLOAT32)
 
 
@@ -112,7 +111,7 @@ class RolloutReader:
         logits = ArraySpec("float32", (spec.num_params,))
 
         def reader(
-            leaf: ArraySpec, rows: int, name: str, range: NumberRange = ROW_FLOATS
+            leaf: ArraySpec, rows: int, name: str, range: NumberRange = FLOATS
         ) -> ArrayReader:
             leaf = ArraySpec(leaf.dtype, (num_envs, *leaf.shape))
             return ArrayReader(leaf, rows, name, range if "float" in leaf.dtype else None)

@@ -164,7 +164,7 @@ class StepReader:
 
 def read_info(infos: Any, num_envs: int) -> InfoSums:
     if len(infos) > MAX_NAMES:
-        raise invalid(f"A Step may have {MAX_NAMES} infos, got {len(infos)}.")
+        raise invalid(f"A message may have {MAX_NAMES} infos, got {len(infos)}.")
     sums: InfoSums = {}
     for info in infos:
         if not is_name(info.name):

@@ -1,7 +1,6 @@
 """A training run under attack, in a thread, with a client beside it that must not notice."""
 
 import contextlib
-import csv
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,10 @@ import gymnasium
 import pytest
 
 from libtorchbeast.environments import Group, SyncEnvs
-from tests.helpers.ranks import free_port
+from tests.helpers.ports import free_port
 from tests.helpers.remote import client
 from tests.helpers.threads import run_in_threads, wait_until
-from tests.helpers.training import newest_figures
+from tests.helpers.training import newest_figures, read_connections
 from torchbeast import polybeast_learner
 from torchbeast.run import connections
 from torchbeast.run.command_line import parse
@@ -35,6 +34,7 @@ class Run:
         self.local = f"unix:{folder}/learner"
         self.address = address or f"127.0.0.1:{free_port()}"
         self.code: int | None = None
+        (self.folder / connections.FILE).unlink(missing_ok=True)  # of a run before this one
         self._stop = StopRequest()
         where = ("--savedir", str(folder), "--xpid", "run", "--listen", self._listen)
         often = ("--log_interval_s", "0.1", "--total_steps", "100000000")
@@ -62,8 +62,7 @@ class Run:
     @property
     def connections(self) -> list[dict[str, str]]:
         """A line for each client, as `torchbeast.status` shows it."""
-        path = self.folder / connections.FILE
-        return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+        return read_connections(self.folder)
 
     @property
     def num_streams(self) -> int:

@@ -1,10 +1,10 @@
 """Learners in processes of their own, with the variables that torchrun would give them."""
 
 import os
-import socket
 import sys
 from contextlib import ExitStack, contextmanager
 
+from tests.helpers.ports import free_port
 from tests.helpers.training import TIMEOUT_S, Background, Training, command
 from tests.helpers.warm_python import ROOT, WarmPopen
 
@@ -67,9 +67,3 @@ def variables(rank, size, port):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.helpers.ports import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo")
 SBIN = ("/usr/sbin", "/sbin")
 START_S = 60.0
@@ -52,11 +54,6 @@ def is_missing():
     if missing:
         return f"no {', '.join(missing)}: make test-packages"
     return "" if os.geteuid() == 0 else "slurmd starts jobs as root only"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 @contextlib.contextmanager

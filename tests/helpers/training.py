@@ -16,8 +16,11 @@ import psutil
 import torch
 
 from tests.helpers.warm_python import ROOT, WarmPopen
+from torchbeast.run.recipes import VECTOR
 
 TIMEOUT_S = 240  # for a machine that is busy with other things
+# Steps: the open rollouts of 32 environments, and those in the queue, less than a batch.
+MORE_THAN_IS_ON_ITS_WAY = 2 * VECTOR["unroll_length"] * VECTOR["batch_size"]
 
 
 def command(module, savedir, *args):
@@ -51,6 +54,12 @@ def newest_figures(folder: Path):
     return figures
 
 
+def read_connections(folder: Path) -> list[dict[str, str]]:
+    """A row for each client; none before the file is written."""
+    path = folder / "connections.csv"
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
 def shared_memory():
     """PyTorch's shared memory whose process is gone; others may be at work beside this test."""
     paths = list(Path("/dev/shm").glob("torch_*_*"))  # torch_<process>_<some number>
@@ -73,11 +82,13 @@ class Background:
         return self.output_path.read_text()
 
     def wait_for(self, condition, what):
+        """Returns what the condition has returned at last."""
         deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
+        while not (found := condition()):
             assert time.monotonic() < deadline, f"no {what} within {TIMEOUT_S} s:\n{self.output}"
             assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
             time.sleep(0.05)
+        return found
 
     def family(self):
         return [self._main, *self._main.children(recursive=True)]
@@ -148,6 +159,14 @@ class RemoteEnvironments(Background):
     def __init__(self, folder, *args, prefix=(), **options):
         program = [sys.executable, "-m", "torchbeast.polybeast_env"]
         super().__init__([*prefix, *program, *args], folder / "environments", **options)
+
+
+class RemoteActors(Background):
+    """`polybeast_actor` in the background."""
+
+    def __init__(self, folder, *args, **options):
+        program = [sys.executable, "-m", "torchbeast.polybeast_actor"]
+        super().__init__([*program, *args], folder / "actors", **options)
 
 
 def listening_at(training: Training) -> str | None:

@@ -58,11 +58,6 @@ class Rounds:
         return self._ranks.size == 1
 
     @property
-    def num_learners(self) -> int:
-        """That have taken part in the last update."""
-        return len(self._awaited)
-
-    @property
     def idle_s(self) -> float:
         """Since the last meeting."""
         return time.monotonic() - self._met_at

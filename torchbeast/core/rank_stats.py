@@ -17,7 +17,8 @@ MEANS = {
     "policy_lag",
 }
 # Of what comes with no update: sizes, which add up. All others are means.
-SIZES = {"batch_size", "num_actors", "learner_queue_size", "inference_queue_size"}
+POLLED_SIZES = {"num_actors", "learner_queue_size", "inference_queue_size"}
+SIZES = POLLED_SIZES | {"batch_size"}
 
 
 class SharedStats(RunningStats):
@@ -28,6 +29,7 @@ class SharedStats(RunningStats):
 
     def __init__(self) -> None:
         super().__init__()
+        self._polled: dict[tuple[int, str], float] = {}  # the newest of each rank
         self._forget_news()
 
     def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
@@ -64,7 +66,8 @@ class SharedStats(RunningStats):
     def add_news(self, all_news: list[dict[str, Any]]) -> None:
         """Of all ranks, in the order of the ranks."""
         sizes: dict[str, float] = {}
-        for news in all_news:
+        polled: set[str] = set()
+        for rank, news in enumerate(all_news):
             if news["episodes"]:
                 super().add_episodes(*zip(*news["episodes"], strict=True))
             super().add_info({name: (sums[0], sums[1]) for name, sums in news["info"].items()})
@@ -72,11 +75,16 @@ class SharedStats(RunningStats):
                 super().count(name, number)
             with self._lock:
                 for name, (total, number) in news["observed"].items():
-                    if name in SIZES:
+                    if name in POLLED_SIZES:  # which updates may be faster than
+                        polled.add(name)
+                        self._polled[rank, name] = total / number
+                    elif name in SIZES:
                         sizes[name] = sizes.get(name, 0.0) + total / number
                     else:
                         self._sums[name] = self._sums.get(name, 0.0) + total
                         self._counts[name] = self._counts.get(name, 0) + number
+        for name in polled:
+            sizes[name] = sum(v for (_, size), v in self._polled.items() if size == name)
         super().observe(sizes)
 
     def _forget_news(self) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
@@ -33,7 +34,9 @@ def find_maker(options: EnvOptions) -> Maker:
     if name in TOYS:
         return TOYS[name]
     module_name, colon, attribute = name.partition(":")
-    return _find_in_module(name, module_name, attribute) if colon else _find_id(name)
+    if colon:
+        return _find_in_module(name, module_name, attribute)
+    return _find_id(name, options.imports)
 
 
 def check_env(options: EnvOptions) -> None:
@@ -72,7 +75,7 @@ def _find_in_module(name: str, module_name: str, attribute: str) -> Maker:
         ) from None
 
 
-def _find_id(name: str) -> EnvSpec:
+def _find_id(name: str, imports: str) -> EnvSpec:
     import ale_py
 
     gymnasium.register_envs(ale_py)
@@ -85,13 +88,24 @@ def _find_id(name: str) -> EnvSpec:
                 f"--import {function}."
             ) from error
         known = [*TOYS, *gymnasium.registry]
+        hint = "with --import MODULE if a module registers it"
+        if imports:
+            hint = f"--import {imports} has registered none of this name; another module may"
+        if _is_of_old_gym(name):
+            hint = "this one is old Gym's; name its class as package.module:Class"
         raise UsageError(
             f"No environment is called {name!r}{did_you_mean(name, known)}; --env takes a "
-            f"Gymnasium id (with --import MODULE if a module of yours registers it), "
-            f"{', '.join(TOYS)}, or package.module:factory."
+            f"Gymnasium id ({hint}), {', '.join(TOYS)}, or package.module:factory."
         ) from error
     assert isinstance(spec, EnvSpec)
     return spec
+
+
+def _is_of_old_gym(name: str) -> bool:
+    """Whether something that was imported has registered it with Gymnasium's predecessor."""
+    gym = sys.modules.get("gym")
+    registry = getattr(getattr(gym, "envs", None), "registry", {})
+    return name in getattr(registry, "env_specs", registry)
 
 
 def find_register_function(name: str) -> str | None:

@@ -1,6 +1,7 @@
 """From the options of an environment to running ones."""
 
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from libtorchbeast.environments import SyncEnvs, spec_of_group
+from libtorchbeast.environments import Broken, SyncEnvs, spec_of_group
 from libtorchbeast.rows import Environments, Spec, Unstacked
 from libtorchbeast.seeding import seed_generators
 from libtorchbeast.specs import UnknownSpace, spec_or
@@ -87,13 +88,20 @@ def look_at(options: EnvOptions, num_envs: int | None = None) -> Spec:
 def look_at_game(options: EnvOptions) -> tuple[Spec, int]:
     """What such environments are like, and how many agents one of them has."""
     with say_if_slow(f"Making one of {options.env}"):
-        envs = make_envs(options, num_envs=1, whole_games=True)
         try:
-            return spec_of_group(envs, envs.reset()), getattr(envs, "num_agents", 1)
+            envs = make_envs(options, num_envs=1, whole_games=True)
+            try:
+                return spec_of_group(envs, envs.reset()), getattr(envs, "num_agents", 1)
+            finally:
+                envs.close()
         except UnknownSpace as error:
             raise UsageError(f"--env {options.env}: {error}") from error
-        finally:
-            envs.close()
+        except (UsageError, Broken):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            where = own_code.say_where(error)
+            raise UsageError(f"--env {options.env} cannot be made or reset: {where}.") from error
 
 
 def is_atari(options: EnvOptions) -> bool:

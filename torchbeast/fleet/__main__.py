@@ -65,16 +65,23 @@ def _find_tasks(state: states.State, folder: Path) -> list[TaskStatus]:
     return [] if state.is_stopped else launcher(state.launcher).status(state, folder)
 
 
+def _describe(name: str, folder: Path) -> str:
+    state = states.read(folder)
+    tasks = _find_tasks(state, folder)
+    return f"{state.describe()}\n{table(tasks) if tasks else f'{name} has ended.'}"
+
+
 def show_status(name: str | None, savedir: Path) -> None:
     names = states.fleets_in(savedir) if name is None else [name]
     if not names:
         print(f"No fleet was started with --savedir {savedir}.")
     for each in names:
-        folder = savedir / each
-        state = states.read(folder)
-        tasks = _find_tasks(state, folder)
-        print(state.describe())
-        print(table(tasks) if tasks else f"{each} has ended.")
+        try:
+            print(_describe(each, savedir / each))
+        except UsageError as error:  # others may be within reach
+            if name is not None:
+                raise
+            print(f"{each}: {error}")
 
 
 def stop(name: str, savedir: Path) -> None:
@@ -113,7 +120,7 @@ def main(args: list[str] | None = None) -> int:
     try:
         if args and args[0] in VERBS:
             return run_verb(args)
-        return start(tyro.cli(Flags, args=args, prog=PROGRAM))
+        return start(tyro.cli(Flags, args=args, prog=PROGRAM, use_underscores=True))
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

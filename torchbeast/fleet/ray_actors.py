@@ -93,7 +93,6 @@ class RayTask:
         self._thread.join(TIDY_S)
 
     def _run(self) -> None:
-        code = 1
         try:
             code = run_task(self._flags, self._is_restart, self._note)
             self._problem = "its servers have ended; its log says why" if code else ""

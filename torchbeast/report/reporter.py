@@ -55,9 +55,9 @@ class Reporter:
     def update(self, late: Callable[[], list[str]] = list) -> None:
         """Log if it is time, and say who is `late` if nothing moves."""
         step, now = self._stats.step, time.monotonic()
+        self._view.tick(step)
         if now >= self._due and step > self._last_step:
             self._log()
-        self._view.tick(step)
         if step > self._moved_to:
             self._moved_at, self._moved_to = now, step
         seconds = now - self._moved_at

@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from collections import deque
 from typing import Protocol, TextIO
 
 from rich.console import Console, Group
@@ -21,6 +22,7 @@ DETAILS = [name for name, figure in FIGURES.items() if figure.in_view]
 DETAILS_PER_ROW = 4
 STALL_S = 5.0  # without a step, until the live view says so
 STALL_LINE_S, STALL_LINE_AGAIN_S = 10.0, 60.0  # until a line says so, and the next one
+PACE_S, PACE_EACH_S = 60.0, 0.2  # the time that a speed is of, and between two looks at the steps
 
 
 class View(Protocol):
@@ -74,18 +76,19 @@ class PlainView:
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
         self._stall_line_s = STALL_LINE_S
+        self._pace = Pace()
 
     def start(self) -> None:
         pass
 
     def tick(self, step: int) -> None:
-        pass
+        self._pace.see(step)
 
     def show(self, figures: Figures) -> None:
         parts = [
             f"step {show('step', figures['step'])} of {self._total_steps:,}",
             f"sps {show('sps', figures['sps'])}",
-            f"left {time_left(figures, self._total_steps)}",
+            f"left {self._pace.time_left(self._total_steps)}",
             *(f"{name} {show(name, figures.get(name))}" for name in HEADLINE),
         ]
         print(" | ".join(parts), flush=True)
@@ -109,6 +112,7 @@ class LiveView:
         self._figures: Figures = {}
         self._step = 0
         self._stalled_s, self._stall_text = 0.0, ""
+        self._pace = Pace()
         self._progress = Progress(
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:>3.0f}%"),
@@ -124,6 +128,7 @@ class LiveView:
 
     def tick(self, step: int) -> None:
         self._step = step
+        self._pace.see(step)
         self._progress.update(self._task, completed=min(step, self._total_steps))
 
     def show(self, figures: Figures) -> None:
@@ -148,7 +153,7 @@ class LiveView:
         headline.add_row(
             f"step [bold]{show('step', self._step)}[/] of {self._total_steps:,}",
             f"sps [bold]{show('sps', figures['sps'])}[/]",
-            f"left [bold]{time_left(figures, self._total_steps)}[/]",
+            f"left [bold]{self._pace.time_left(self._total_steps)}[/]",
             *(f"{name} [bold]{show(name, figures.get(name))}[/]" for name in HEADLINE),
         )
         details = Table.grid(padding=(0, 3))
@@ -163,12 +168,28 @@ class LiveView:
         return Group(self._progress, headline, details, *warning)
 
 
-def time_left(figures: Figures, total_steps: int) -> str:
-    """At the present speed."""
-    sps, step = figures.get("sps"), figures.get("step") or 0
-    if not sps:
-        return "?"
-    seconds = max(0.0, total_steps - step) / sps
-    if seconds >= 3600:
-        return f"{seconds / 3600:.1f} h"
-    return time.strftime("%M:%S", time.gmtime(seconds))
+class Pace:
+    """The speed of the last minute: a single interval may have no update in it, or two."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, step: int) -> None:
+        now = time.monotonic()
+        if self._seen and now - self._seen[-1][0] < PACE_EACH_S:
+            return
+        self._seen.append((now, step))
+        while now - self._seen[0][0] > PACE_S:
+            self._seen.popleft()
+
+    def time_left(self, total_steps: int) -> str:
+        """For people; "?" while nothing moves."""
+        if not self._seen:
+            return "?"
+        (began_at, first), (now, step) = self._seen[0], self._seen[-1]
+        if step == first:
+            return "?"
+        seconds = max(0.0, total_steps - step) * (now - began_at) / (step - first)
+        if seconds >= 3600:
+            return f"{seconds / 3600:.1f} h"
+        return time.strftime("%M:%S", time.gmtime(seconds))

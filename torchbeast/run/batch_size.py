@@ -164,7 +164,8 @@ def describe_size(
     why = (
         f"so that policy lag stays within {target} ({flag})"
         if is_enough
-        else f"the most that are sure to fit the memory; policy lag may exceed {target} ({flag})"
+        else f"the most that batches grow to, by their memory or at all; policy lag may exceed "
+        f"{target} ({flag})"
     )
     return (
         f"Updates learn from {batch_size} rollouts at a time with {num_envs} environments, {why}; "

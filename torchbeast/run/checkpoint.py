@@ -189,9 +189,11 @@ def load_model(
     try:
         model.load_state_dict(contents["model_state_dict"])
     except RuntimeError as error:
+        before = contents["flags"].get("env")
+        other_version = ", or with this version of TorchBeast" if before == env else ""
         raise UsageError(
-            f"The agent in {path} was trained on {contents['flags'].get('env')} and does not fit "
-            f"{env} as it is now; {remedy}."
+            f"The agent in {path} was trained on {before} and does not fit {env} as it is "
+            f"now{other_version}; {remedy}."
         ) from error
 
 

@@ -31,6 +31,7 @@ logger = logging.getLogger("torchbeast")
 
 LOOK_S = 0.2  # between two looks for a signal
 SPEC = "spec"  # where learners read what the first environments of any of them are like
+STOP = "stop"  # where they read which signal has ended the wait for these
 
 
 class Source(Protocol):
@@ -173,6 +174,10 @@ class RemoteEnvironments:
         if self._gateways.spec is not None:
             return self._gateways.spec
         while (text := ranks.look_up(SPEC)) is None:
+            if stop.signal is not None:
+                ranks.write(STOP, str(int(stop.signal)))
+            if (number := ranks.look_up(STOP)) is not None:  # a signal to one learner ends all
+                stop.signal = int(number)
             if stop.signal is not None:
                 raise SystemExit(stop.exit_code)
             with suppress(TimeoutError):

@@ -18,6 +18,7 @@ from torchbeast.models import as_output, build_model
 from torchbeast.run import checkpoint
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import prepare_to_act
+from torchbeast.runtime.threads import cpu_threads
 
 MAX_ENVS = 16  # that play at once
 
@@ -33,7 +34,10 @@ def evaluate(flags: TrainingFlags) -> list[float]:
     how = "actions drawn from its policy" if flags.sample_actions else "its most likely actions"
     print(f"Playing {flags.env} with {path} and {how}")
     returns: list[float] = []
-    with Player(flags, flags.num_episodes, flags.seed, flags.mode == "test_render") as player:
+    with (
+        cpu_threads(1),
+        Player(flags, flags.num_episodes, flags.seed, flags.mode == "test_render") as player,
+    ):
         remedy = "leave out --env to play what it was trained on"
         checkpoint.load_model(path, contents, player.model, flags.env, remedy)
         for episode_return, length in player.play():

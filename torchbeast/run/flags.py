@@ -225,11 +225,11 @@ def with_values(flags: FlagsT, source: Source, values: Mapping[str, Any]) -> Fla
 
 def given_flags(flags_class: type[TrainingFlags], args: list[str]) -> dict[str, Any]:
     """What the command line says, whether or not it equals the default."""
-    tyro.cli(flags_class, args=args)  # answers --help, and mistakes
+    tyro.cli(flags_class, args=args, use_underscores=True)  # answers --help, and mistakes
     hints = get_type_hints(flags_class, include_extras=True)
     names = [field.name for field in dataclasses.fields(flags_class) if field.name != "sources"]
     given = TypedDict("given", {name: hints[name] for name in names}, total=False)  # type: ignore
-    return dict(tyro.cli(given, args=args))
+    return dict(tyro.cli(given, args=args, use_underscores=True))
 
 
 def with_recipe(flags: FlagsT, spec: Spec | None = None) -> FlagsT:

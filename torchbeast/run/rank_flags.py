@@ -25,7 +25,9 @@ def for_rank(flags: FlagsT, ranks: Ranks) -> FlagsT:
     """
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     own = flags.as_plain_dict()
-    shared = ranks.share({name: own[name] for name in (*sorted(OF_THE_RUN), "xpid")})
+    of_the_run = {name: own[name] for name in (*sorted(OF_THE_RUN), "xpid")}
+    shared = ranks.share({**of_the_run, "sources": dict(flags.sources)})
+    sources = shared.pop("sources")  # a recipe that is chosen later changes the same on all ranks
     check_place_of_checkpoint(dataclasses.replace(flags, xpid=shared["xpid"]), ranks)
     if ranks.rank == 0:
         return flags
@@ -34,9 +36,12 @@ def for_rank(flags: FlagsT, ranks: Ranks) -> FlagsT:
         logger.warning("Learner 0 has other flags, which hold for all: %s.", said)
     xpid = shared.pop("xpid")
     shared["seed"] = derive_seed(shared["seed"], SEEDS, ranks.rank)
+    mine = {name: source for name, source in flags.sources.items() if name not in OF_THE_RUN}
+    theirs = {name: source for name, source in sources.items() if name in OF_THE_RUN}
     return dataclasses.replace(
         flags,
         **shared,
+        sources={**mine, **theirs},
         savedir=flags.savedir / xpid,
         xpid=f"rank-{ranks.rank}",
         disable_checkpoint=True,

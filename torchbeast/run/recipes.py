@@ -49,10 +49,10 @@ FLOAT_ACTIONS = {
     "normalize_observations": True,
 }
 
-# Pictures, PPO's way, too. Here steps and updates are dear alike, so nobody waits for anybody: with
-# as many environments as places in a batch, one batch is played while another is learnt from. Many
-# small parts cost no more than a few large ones. Long rollouts and a large lambda carry rewards
-# back to what they are for, in Pong dozens of steps before.
+# Pictures, PPO's way, too. Here steps and updates are dear alike, so nobody waits for anybody: one
+# batch is played while another is learnt from (on two cores there are as many environments as
+# places in a batch). Many small parts cost no more than a few large ones. Long rollouts and a large
+# lambda carry rewards back to what they are for, in Pong dozens of steps before.
 IMAGE = {
     "unroll_length": 64,
     "batch_size": 32,

@@ -11,6 +11,7 @@ from typing import Any
 
 from libtorchbeast.episode_info import MAX_NAMES
 from libtorchbeast.rows import Spec
+from libtorchbeast.seeding import derive_seed
 from torchbeast.core.file_writer import FileWriter, MessageFile
 from torchbeast.core.learner import Learner
 from torchbeast.core.precision import computes_bf16
@@ -24,6 +25,7 @@ from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.init_from import init_from
 from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.disk import IgnoreWriteErrors
+from torchbeast.runtime.seeding import seed_everything
 
 logger = logging.getLogger("torchbeast")
 
@@ -220,6 +222,7 @@ def _follow(
     if state is None:  # there is nothing left to learn
         return 0
     learner.load_state_dict(state)
+    seed_everything(derive_seed(flags.seed, learner.version))  # a resume goes on with other draws
     with _messages_in(flags.rundir):
         loop(Run(flags, learner, stop, None, spec))
     return stop.exit_code

@@ -7,8 +7,7 @@ import numpy as np
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ACTION_MASK, ArraySpec, split_mask
 from libtorchbeast.tree import map_tree
-
-MAX_BOUND = 1e6  # a quantity's bound beyond it says nothing of the numbers that come
+from torchbeast.core.distributions import MAX_BOUND
 
 
 def random_rows(spec: Spec, T: int, B: int) -> dict[str, Any]:

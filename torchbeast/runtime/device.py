@@ -3,6 +3,7 @@
 import torch
 
 from torchbeast.core.ranks import Place
+from torchbeast.errors import UsageError
 
 
 def own_device(use_cuda: bool) -> torch.device:
@@ -12,4 +13,9 @@ def own_device(use_cuda: bool) -> torch.device:
     place = Place.find()
     if place.is_alone:
         return torch.device("cuda")
-    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    if place.local_size > torch.cuda.device_count():
+        raise UsageError(
+            f"{place.local_size} learners on this machine need a GPU each, and there are "
+            f"{torch.cuda.device_count()}; lower --nproc_per_node, or give --disable_cuda."
+        )
+    return torch.device("cuda", place.local_rank)

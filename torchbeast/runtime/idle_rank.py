@@ -15,7 +15,8 @@ JOIN_S = 60.0  # for an update in progress
 
 @contextmanager
 def attend_rounds(learner: Learner, publish: Publish) -> Iterator[None]:
-    """While entered, a thread meets the other ranks whenever no batch has come for a while.
+    """While a learner thread is in here, another thread meets the other ranks whenever no batch
+    has come for a while.
 
     What it raises sets `learner.finished`, and is raised again at the end.
     """
@@ -38,7 +39,7 @@ def attend_rounds(learner: Learner, publish: Publish) -> Iterator[None]:
                 if not learner.rounds.any_clients:  # else it is the learner threads' business
                     raise
 
-    threads = Threads("attendance", 1, attend, learner.finished)
+    threads = Threads("idle-rank", 1, attend, learner.finished)
     try:
         yield
     finally:

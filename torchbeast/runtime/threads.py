@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -20,6 +21,17 @@ def set_cpu_threads(number: int) -> None:
     """
     torch.get_num_threads()
     torch.set_num_threads(number)
+
+
+@contextmanager
+def cpu_threads(number: int) -> Iterator[None]:
+    """The same while entered; a few rows at a time are not worth more than one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Threads:
