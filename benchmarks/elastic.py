@@ -29,6 +29,8 @@ START_S = 600.0  # for all processes, on a machine that is busy
 JOIN_S = 10.0  # for a client to make its environments and join
 STOP_S = 60.0
 CLIENTS = (8, 56, 448, 512)  # environments that each brings; after all there are 1,024
+MOCK = ("--env", "Mock", "--learner_cpu_threads", "1", "--batch_size", "8", "--unroll_length", "20",
+        "--num_passes", "1", "--num_minibatches", "1", "--clip_ratio", "None")  # fmt: skip
 CATCH = ("--env", "Catch", "--no-hold_actors", "--num_passes", "1", "--num_minibatches", "1",
          "--clip_ratio", "None", "--unroll_length", "20", "--batch_size", "8")  # fmt: skip
 PRETEND = """
@@ -114,10 +116,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def on_cores(num_cores: int, seconds: float, *args: str) -> dict[str, float]:
-    """PolyBeast's defaults on a machine with so many cores."""
+    """As many environments as PolyBeast has on so many cores with IMPALA's settings."""
     program = ["-c", PRETEND.format(num_cores=num_cores)]
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(program, Path(folder), "--env", "Mock", "--learner_cpu_threads", "1", *args)
+        run = Run(program, Path(folder), *MOCK, *args)
         try:
             return run.measure(seconds)
         finally:
@@ -163,7 +165,7 @@ def print_row(what: str, figures: dict[str, float]) -> None:
 def main(options: Options) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     result: dict[str, object] = {"target_policy_lag": 16}
-    for name, args in [("fixed", ("--batch_size", "8")), ("following", ())]:
+    for name, args in [("fixed", ()), ("following", ("--target_policy_lag", "16"))]:
         print(f"Mock frames, {name} batches", flush=True)
         for num_cores in options.cores:
             figures = on_cores(num_cores, options.seconds, *args)

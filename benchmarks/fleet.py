@@ -28,7 +28,12 @@ import tyro
 from torchbeast import keys
 
 START_S = 240.0
-TASKS = {"atari": "PongNoFrameskip-v4", "vector": "CartPole-v1"}
+# Atari with IMPALA's settings: one pass over unrolls of 20 steps.
+TASKS = {
+    "atari": "--env PongNoFrameskip-v4 --unroll_length 20 --batch_size 8 --num_passes 1 "
+    "--num_minibatches 1 --clip_ratio None --no-normalize_advantages --optimizer rmsprop",
+    "vector": "--env CartPole-v1",
+}
 MIB = 1 << 20
 
 
@@ -47,9 +52,9 @@ class Options:
 def main() -> None:
     options = tyro.cli(Options)
     figures: dict[str, float] = {}
-    for name, env in TASKS.items():
-        measured = measure(env, options.few, options.seconds)
-        more = measure(env, options.more, options.seconds / 4)
+    for name, task in TASKS.items():
+        measured = measure(task.split(), options.few, options.seconds)
+        more = measure(task.split(), options.more, options.seconds / 4)
         num_envs = 16 * (options.more - options.few)
         for part in ("gateway", "learner"):
             grown = more[f"{part}_mib"] - measured[f"{part}_mib"]
@@ -60,7 +65,7 @@ def main() -> None:
     print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
 
 
-def measure(env: str, num_servers: int, seconds: float) -> dict[str, float]:
+def measure(task: list[str], num_servers: int, seconds: float) -> dict[str, float]:
     """One learner, and a fleet that dials it."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -69,7 +74,7 @@ def measure(env: str, num_servers: int, seconds: float) -> dict[str, float]:
                 assert keys.main([*args, "--folder", str(folder / "keys")]) == 0
         token = ["--token_file", f"{folder}/keys/token"]
         learner = stack.enter_context(
-            program("polybeast_learner", folder / "learner", "--env", env, *token,
+            program("polybeast_learner", folder / "learner", *task, *token,
                     "--listen", "127.0.0.1:0", "--savedir", str(folder), "--xpid", "run",
                     "--tls_cert", f"{folder}/keys/learner.pem", "--log_interval_s", "1",
                     "--tls_key", f"{folder}/keys/learner.key", "--total_steps", "1000000000")
@@ -77,7 +82,7 @@ def measure(env: str, num_servers: int, seconds: float) -> dict[str, float]:
         address = wait_for(lambda: find(r"dial in at (\S+)\.$", folder / "learner"), learner)
         relay, port = stack.enter_context(counting_relay(address))
         fleet = stack.enter_context(
-            program("fleet", folder / "fleet-log", "--env", env, *token, "--savedir", str(folder),
+            program("fleet", folder / "fleet-log", *task[:2], *token, "--savedir", str(folder),
                     "--num_servers", str(num_servers), "--connect", f"127.0.0.1:{port}",
                     "--tls_ca", f"{folder}/keys/ca.pem")
         )  # fmt: skip
