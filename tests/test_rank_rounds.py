@@ -198,8 +198,8 @@ def test_a_run_has_one_name_for_all_learners_and_restarts(monkeypatch):
     assert "none" not in new_xpid()
 
 
-def test_flags_of_the_run_are_those_of_the_first_learner(caplog, tmp_path):
-    first = TrainingFlags(env="Catch", savedir=tmp_path, xpid="run", batch_size=5)
+def two_that_share():
+    """The first two ranks; what the first one shares, the second one gets."""
     shared = {}
 
     class First(Scripted):
@@ -213,8 +213,14 @@ def test_flags_of_the_run_are_those_of_the_first_learner(caplog, tmp_path):
         def share(self, contents):
             return dict(shared)
 
-    assert for_rank(first, First()) == first
-    second = for_rank(TrainingFlags(env="Catch", savedir=tmp_path, xpid="other"), Second())
+    return First(), Second()
+
+
+def test_flags_of_the_run_are_those_of_the_first_learner(caplog, tmp_path):
+    first = TrainingFlags(env="Catch", savedir=tmp_path, xpid="run", batch_size=5)
+    ranks = two_that_share()
+    assert for_rank(first, ranks[0]) == first
+    second = for_rank(TrainingFlags(env="Catch", savedir=tmp_path, xpid="other"), ranks[1])
     assert (second.batch_size, second.rundir) == (5, tmp_path / "run" / "rank-1")
     assert second.disable_checkpoint
     assert second.seed != first.seed
@@ -225,21 +231,9 @@ def test_a_recipe_that_comes_later_changes_the_same_for_all_learners(tmp_path):
     """What rank 0 was given stays on all ranks, once the first environments choose a recipe."""
     flags = TrainingFlags(env="remote", savedir=tmp_path, xpid="run")
     given = with_values(flags, "command line", {"learning_rate": 0.001, "num_passes": 2})
-    shared = {}
-
-    class First(Scripted):
-        def share(self, contents):
-            shared.update(contents)
-            return contents
-
-    class Second(Scripted):
-        rank = 1
-
-        def share(self, contents):
-            return dict(shared)
-
+    ranks = two_that_share()
     spec = spec_for((7,), 3)
-    both = [with_recipe(for_rank(f, r), spec) for f, r in [(given, First()), (flags, Second())]]
+    both = [with_recipe(for_rank(f, r), spec) for f, r in zip((given, flags), ranks, strict=True)]
     assert [(f.learning_rate, f.num_passes, f.num_minibatches) for f in both] == [
         (0.001, 2, 16)
     ] * 2
