@@ -1,5 +1,7 @@
 """The rows that environments give: ends, time limits, counters; names and wrong names."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -230,10 +232,35 @@ def test_atari_rewards_are_not_clipped():
 def test_a_lost_life_is_done_but_no_finished_episode():
     rows = play_atari(800, episodic_life=True)
     finished = rows["done"] & (rows["episode_step"] > 0)
-    lost = rows["done"] & (rows["episode_step"] == 0)
+    lost = rows["done"] & (rows["episode_step"] == 0) & ~rows["truncated"]
     assert 3 <= lost.sum() / finished.sum() <= 6  # five lives a game
     end = np.flatnonzero(finished[:, 0])[0]
     assert rows["episode_return"][end, 0] == rows["reward"][: end + 1, 0].sum()
+
+
+@pytest.mark.parametrize("episodic_life", [False, True])
+def test_after_a_lost_life_fire_is_pressed_for_the_agent(episodic_life):
+    """Breakout waits for it, and this agent never presses it; nothing is learnt from that step."""
+    envs = AtariEnvs(Game("breakout"), 1, seed=1, episodic_life=episodic_life)
+    rows = [envs.reset(), *(envs.step(np.zeros(1, np.int64)) for _ in range(400))]
+    envs.close()
+    numbers = {name: np.stack([row[name] for row in rows])[:, 0] for name in rows[0]}
+    finished = numbers["done"] & (numbers["episode_step"] > 0)
+    assert finished.sum() >= 2  # games of five lives
+    lost = np.flatnonzero(numbers["done"] & ~numbers["truncated"] & ~finished)[1:]
+    assert (lost < np.flatnonzero(finished)[0]).sum() == (4 if episodic_life else 0)
+    served = np.flatnonzero(numbers["truncated"])
+    assert served.tolist() == [end + 1 for end in lost if end + 1 < len(rows)]
+    assert numbers["done"][served].all()
+    assert not numbers["reward"][served].any()
+
+
+def test_the_rendered_game_presses_fire_after_a_lost_life():
+    options = EnvOptions("BreakoutNoFrameskip-v4", episodic_life=False)
+    envs = make_envs(options, 1, seed=1, render=True)
+    rows = [envs.reset(), *(envs.step(np.zeros(1, np.int64)) for _ in range(250))]
+    envs.close()
+    assert any(row["done"][0] and row["episode_step"][0] > 0 for row in rows[1:])
 
 
 class LifeGiver:
@@ -243,6 +270,7 @@ class LifeGiver:
         self.tells_lives = life_loss_info
         self.single_observation_space = spaces.Box(0, 255, (1, 2, 2), np.uint8)
         self.single_action_space = spaces.Discrete(2)
+        self.ale = SimpleNamespace(get_action_set=lambda: [SimpleNamespace(name="NOOP")])
         self.time, self.began, self.lives = 0, 0, 1
 
     def _info(self):

@@ -56,8 +56,8 @@ class AtariEnvs:
     ) -> None:
         from ale_py.vector_env import AtariVectorEnv
 
-        # `life_loss_info` flags a lost life as terminated and plays on; ALE's own `episodic_life`
-        # would start a new game, so that no later life is ever seen.
+        # With `life_loss_info` a lost life is flagged as terminated, and ALE plays on; its own
+        # `episodic_life` would start a new game, so that no later life is ever seen.
         self._env: Any = AtariVectorEnv(
             game.name,
             num_envs,
@@ -66,7 +66,7 @@ class AtariEnvs:
             stack_num=game.frame_stack,
             noop_max=game.noop_max,
             use_fire_reset=game.fire_reset,
-            life_loss_info=episodic_life,
+            life_loss_info=True,
             repeat_action_probability=game.sticky_actions,
             full_action_space=game.full_action_space,
             max_num_frames_per_episode=game.max_episode_frames,
@@ -77,6 +77,10 @@ class AtariEnvs:
         self.observation_spec = spec_of_space(self._env.single_observation_space)
         self.action_spec = spec_of_space(self._env.single_action_space)
         self._seed = seed
+        self._episodic_life = episodic_life
+        names = [action.name for action in self._env.ale.get_action_set()]
+        self._fire = names.index("FIRE") if game.fire_reset and "FIRE" in names else None
+        self._lost_life = np.zeros(num_envs, np.bool_)  # in the step before
         self._begins = np.zeros(num_envs, np.int32)  # the frame with which the game began
         self._counter = EpisodeCounter(num_envs)
         self._hit_time_limit = np.zeros(num_envs, np.bool_)
@@ -94,18 +98,24 @@ class AtariEnvs:
         # After a time limit ALE has reset the game already. The extra row is one more no-op start:
         # its action is ignored as the rule of the row asks, and no frame is shown twice.
         moves = np.where(extra, NOOP, actions)
+        # Games that wait for FIRE do so after each lost life; an agent may never find out.
+        fires = self._lost_life & ~extra if self._fire is not None else np.zeros_like(extra)
+        moves = np.where(fires, self._fire or NOOP, moves)
         frame, reward, terminated, limit, info = self._env.step(moves)
         reward = np.where(extra, 0, reward)
-        # A lost life is an end only with `life_loss_info`; then, unlike after a game's end, ALE has
-        # not reset the game. Lives do not tell: some games end with more than they begin with.
+        # Unlike after a game's end, ALE has not reset the game after a lost life. Lives do not
+        # tell: some games end with more than they begin with.
         begins = _first_frame(info)
-        lost_life = terminated & (begins == self._begins)
+        self._lost_life = terminated & (begins == self._begins)
         self._begins = begins
         if limit.any():
             frame[limit] = info["final_obs"][limit]
         self._hit_time_limit = limit
-        ended = (terminated & ~lost_life) | extra
-        return self._counter.row(frame, reward, terminated | extra, extra, actions, ended)
+        ended = (terminated & ~self._lost_life) | extra
+        if not self._episodic_life:
+            return self._counter.row(frame, reward, ended, extra, actions)
+        first = extra | fires  # rows of a new episode to which no action of the agent's has led
+        return self._counter.row(frame, reward, terminated | first, first, actions, ended)
 
     def close(self) -> None:
         self._env.close()
@@ -149,13 +159,26 @@ def make_single_games(
 
 
 class _FireReset(gymnasium.Wrapper):
-    """Press FIRE once after each reset, for the games that wait for it."""
+    """Press FIRE once after each reset and each lost life, for the games that wait for it."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        names = self.env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        self._fire = names.index("FIRE") if "FIRE" in names else None
+        self._lives, self._lost_life = 0, False
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         frame, info = self.env.reset(**kwargs)
-        meanings = self.env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
-        if "FIRE" in meanings:
-            frame, _, over, cut, info = self.env.step(meanings.index("FIRE"))
+        if self._fire is not None:
+            frame, _, over, cut, info = self.env.step(self._fire)
             if over or cut:
-                return self.env.reset(**kwargs)
+                frame, info = self.env.reset(**kwargs)
+        self._lives, self._lost_life = info.get("lives", 0), False
         return frame, info
+
+    def step(self, action: Any) -> Any:
+        fires = self._lost_life and self._fire is not None
+        frame, reward, over, cut, info = self.env.step(self._fire if fires else action)
+        lives = info.get("lives", 0)
+        self._lives, self._lost_life = lives, lives < self._lives
+        return frame, reward, over, cut, info

@@ -31,7 +31,7 @@ class EnvOptions:
     noop_max: int = 30
     """Atari: at most this many no-ops at the start of an episode."""
     fire_reset: bool = True
-    """Atari: press FIRE at the start, in games that have it."""
+    """Atari: press FIRE at the start and after a lost life, in games that have it."""
     episodic_life: bool = True
     """Atari: a lost life ends the episode for the learner (returns stay the game's); not with
     --wrappers, mode or difficulty."""
