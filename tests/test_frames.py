@@ -73,7 +73,8 @@ def test_what_cannot_be_guessed_is_refused_with_the_shape_and_the_remedy(shape):
 def test_settings_follow_the_model_that_is_given():
     image, vector = spec_for((84, 84), 2), spec_for((84,), 2)
     assert recipes._for_frames(image, "mlp") == recipes.VECTOR
-    assert recipes._for_frames(image, "my.module:Model") == recipes.IMAGE
+    others = recipes.IMAGE | recipes.OTHERS_NETS
+    assert recipes._for_frames(image, "my.module:Model") == others
     assert recipes._for_frames(vector, "my.module:Model") == recipes.VECTOR
     assert recipes._for_frames(spec_for((64, 64, 64), 2), "my.module:Model") == recipes.VECTOR
 

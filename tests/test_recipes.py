@@ -84,8 +84,8 @@ def test_images_in_a_tree_get_the_settings_of_images(model):
         {"camera": image, "action_mask": ArraySpec("int8", (2,))},
     ):
         found = recipes._for_frames(Spec(observation, discrete(2)), model)
-        faster = {} if ":" in model else recipes.FAST_CONVOLUTIONS
-        assert found == recipes.IMAGE | faster
+        different = recipes.OTHERS_NETS if ":" in model else recipes.FAST_CONVOLUTIONS
+        assert found == recipes.IMAGE | different
 
 
 def test_vectors_in_a_tree_get_the_settings_of_vectors():

@@ -26,6 +26,7 @@ from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.process_group import join_ranks
 
 T, A = 6, 4
+IMAGE = (36, 36)
 FLAGS = TrainingFlags(
     env="Catch",
     total_steps=100_000,
@@ -44,6 +45,7 @@ PASSES = dataclasses.replace(
     normalize_observations=True,
     optimizer="adam",
 )
+IMAGES = dataclasses.replace(FLAGS, normalize_images=True, learning_rate=0.001, epsilon=1.0)
 
 
 def columns_of(rank):
@@ -52,12 +54,15 @@ def columns_of(rank):
     return list(range(first, first + 2 + rank))
 
 
-def global_batch(seed, size, use_lstm=False):
+def global_batch(seed, size, use_lstm=False, images=False):
     """The rollouts of `size` ranks side by side, and the states of the agent."""
     generator = torch.Generator().manual_seed(seed)
     B = columns_of(size - 1)[-1] + 1
 
     def make_frame(num_rows, generator):
+        if images:
+            shape = (num_rows, B, *IMAGE)
+            return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
         return 3 * torch.randn(num_rows, B, 7, generator=generator) + 5
 
     batch = make_batch(generator, T, B, A, make_frame, source=torch.arange(B))
@@ -86,12 +91,9 @@ class WithSpareParts(nn.Module):
 
 
 def make_learner(ranks, flags, use_lstm, spare):
-    torch.manual_seed(7 + ranks.rank)  # the first rank's weights are everybody's
-    spec = spec_for((7,), A)
-    model = make_model("mlp", spec, use_lstm=use_lstm)
-    if ranks.rank == 0:
-        torch.manual_seed(7)
-        model = make_model("mlp", spec, use_lstm=use_lstm)
+    torch.manual_seed(7 if ranks.rank == 0 else 8)  # the first rank's weights are everybody's
+    spec = spec_for(IMAGE, A, "uint8") if flags.normalize_images else spec_for((7,), A)
+    model = make_model("auto", spec, use_lstm, normalize_images=flags.normalize_images)
     if flags.normalize_observations:
         model = NormalizedObservations(model, spec.observation)
     if spare:
@@ -121,6 +123,7 @@ CASES = {
     "not finite in passes": Case(PASSES, use_lstm=True, bad_reward=float("inf")),
     "without rollouts": Case(idle=True),
     "without rollouts in passes": Case(PASSES, use_lstm=True, idle=True),
+    "images": Case(IMAGES, masks=True, idle=True),
     "spare parts": Case(dataclasses.replace(FLAGS, optimizer="adamw"), spare=True, idle=True),
     "mixed steps": Case(PASSES, num_updates=200, idle=True, masks=True),
 }
@@ -129,7 +132,7 @@ ONLY_ALIKE = ("mixed steps",)  # parts are other ones than those of one learner
 
 def batch_of(case, i, size, ranks):
     """Of update i, for one of `size` ranks, or for one learner with all of it; None: nothing."""
-    batch, state = global_batch(i, size, case.use_lstm)
+    batch, state = global_batch(i, size, case.use_lstm, case.flags.normalize_images)
     if case.masks:
         batch["truncated"][4:, 1] = True
         batch["truncated"][:, columns_of(i % size)] |= i % 2 == 1  # all of one rank's

@@ -48,15 +48,22 @@ class RunningMoments(nn.Module):
         """
         numbers, reach = samples.double(), self.reach
         samples = numbers.clamp(self.mean - reach, self.mean + reach)
+        self.add_bounded(samples, ranks)
+        return (samples != numbers).sum()
+
+    @torch.no_grad()
+    def add_bounded(self, samples: Tensor, ranks: Ranks = ALONE) -> None:
+        """The same for numbers that cannot be far out, such as those of images."""
         own = torch.zeros((3, *self.mean.shape), dtype=torch.float64, device=self.mean.device)
         if len(samples) > 0:
             own[0] = len(samples)
-            own[1] = samples.mean(0)
-            own[2] = samples.var(0, correction=0)
+            mean = samples.mean(0)
+            own[1] = mean
+            own[2] = (samples - mean).square().mean(0)  # a fifth of the time of `var` over rows
         counts, means, variances = ranks.gather(own).unbind(1)  # [size, ...] each
         count = counts.sum(0)
         if not count.any():
-            return self.count.new_zeros(())
+            return
         mean = (counts * means).sum(0) / count
         variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
         weight = count / (self.count + count)
@@ -65,4 +72,3 @@ class RunningMoments(nn.Module):
         self.variance.add_(weight * (1 - weight) * difference**2)
         self.mean.add_(weight * difference)
         self.count.add_(count.flatten()[0])
-        return (samples != numbers).sum()

@@ -14,8 +14,11 @@ from libtorchbeast.specs import discrete, split_mask
 from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.agent_output import AgentOutput, AgentState
 from torchbeast.core.distributions import make_distribution
-from torchbeast.models.encoders import keep_scale, make_encoder
+from torchbeast.core.ranks import ALONE, Ranks
+from torchbeast.models.encoders import MLP, keep_scale, make_encoder
 from torchbeast.models.frames import JoinedNumbers, as_spec
+
+MAX_OBSERVED = 64  # frames of a batch that the running statistics of pixels are made from
 
 
 class Agent(nn.Module):
@@ -33,6 +36,7 @@ class Agent(nn.Module):
         sees_last_action: bool = True,
         squash: bool = False,
         separate_nets: bool = False,
+        normalize_images: bool = False,
     ) -> None:
         """`frame` is its spec, or its shape if nothing else is known; `action` its spec, or the
         number of actions; `squash` is for actions that are floats (see `make_distribution`)."""
@@ -42,7 +46,8 @@ class Agent(nn.Module):
         self.use_lstm = use_lstm
         self.distribution = make_distribution(action, squash)
         self._has_mask = mask is not None
-        self.encoder = make_encoder(encoder, frame)
+        self._normalizes_images = normalize_images and encoder != "mlp"
+        self.encoder = make_encoder(encoder, frame, normalize_images)
         # What helps the baseline may harm the policy, and small nets are cheap.
         is_shared = not separate_nets or encoder != "mlp" or use_lstm
         self.baseline_encoder = None if is_shared else make_encoder(encoder, frame)
@@ -81,6 +86,27 @@ class Agent(nn.Module):
         if not self.use_lstm:
             return ()
         return tuple(torch.zeros(1, batch_size, self.lstm_size) for _ in range(2))
+
+    def observe_frames(
+        self, frame: Any, mask: Tensor | None, ranks: Ranks = ALONE
+    ) -> Tensor | float:
+        """Take frames [T+1, B, ...] into the running statistics of pixels: some of those where
+        `mask` [T, B] says so, if there are many.
+
+        For the learner alone; without a mask there are no frames here, only those of other ranks.
+        Returns how many numbers were out of reach: none, in images.
+        """
+        if not self._normalizes_images:
+            return 0.0
+        assert not isinstance(self.encoder, MLP)
+        some = None
+        if mask is not None:
+            frame = split_mask(frame)[0] if self._has_mask else frame
+            rows, columns = mask.nonzero(as_tuple=True)
+            chosen = torch.randperm(len(rows)).to(rows.device)[:MAX_OBSERVED]
+            some = map_tree(lambda x: x[rows[chosen], columns[chosen]], frame)
+        self.encoder.observe(some, ranks)
+        return 0.0
 
     def forward(
         self, inputs: dict[str, Any], core_state: AgentState = ()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.tree import leaves_of
+from torchbeast.core.ranks import Ranks
 from torchbeast.models.frames import Images, JoinedNumbers, Numbers, find_layout
 
 
@@ -16,22 +17,26 @@ class ShallowConv(nn.Module):
 
     num_features = 256
 
-    def __init__(self, spec: ArraySpec) -> None:
+    def __init__(self, spec: ArraySpec, normalize: bool = False) -> None:
         super().__init__()
-        self._images = Images(spec)
+        self.images = Images(spec, normalize)
         self.convs = nn.Sequential(
-            nn.Conv2d(self._images.num_channels, 16, kernel_size=8, stride=4),
+            nn.Conv2d(self.images.num_channels, 16, kernel_size=8, stride=4),
             nn.ReLU(inplace=True),
             nn.Conv2d(16, 32, kernel_size=4, stride=2),
             nn.ReLU(inplace=True),
         ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.output = nn.Linear(self._images.count_outputs(self.convs), self.num_features)
+        self.output = nn.Linear(self.images.count_outputs(self.convs), self.num_features)
         self.apply(keep_scale)
 
     def forward(self, frame: Tensor) -> Tensor:
-        x = self.convs(self._images(frame))
+        x = self.convs(self.images(frame))
         x = x.permute(0, 2, 3, 1).flatten(1)  # in the order of memory: nothing is copied
         return torch.relu_(self.output(x))
+
+    def observe(self, frame: Tensor | None, ranks: Ranks) -> None:
+        """Take frames [N, ...] into the running statistics of pixels."""
+        self.images.observe(frame, ranks)
 
 
 class DeepConv(nn.Module):
@@ -39,11 +44,11 @@ class DeepConv(nn.Module):
 
     num_features = 256
 
-    def __init__(self, spec: ArraySpec) -> None:
+    def __init__(self, spec: ArraySpec, normalize: bool = False) -> None:
         super().__init__()
-        self._images = Images(spec)
+        self.images = Images(spec, normalize)
         sections: list[nn.Module] = []
-        num_inputs = self._images.num_channels
+        num_inputs = self.images.num_channels
         for num_channels in (16, 32, 32):
             sections += [
                 nn.Conv2d(num_inputs, num_channels, kernel_size=3, padding=1),
@@ -55,12 +60,16 @@ class DeepConv(nn.Module):
         self.convs = nn.Sequential(*sections, nn.ReLU(inplace=True)).to(
             memory_format=torch.channels_last  # type: ignore[call-overload]
         )
-        self.linear = nn.Linear(self._images.count_outputs(self.convs), self.num_features)
+        self.linear = nn.Linear(self.images.count_outputs(self.convs), self.num_features)
         self.apply(keep_scale)
 
     def forward(self, frame: Tensor) -> Tensor:
-        x = self.convs(self._images(frame))
+        x = self.convs(self.images(frame))
         return torch.relu_(self.linear(x.flatten(1)))
+
+    def observe(self, frame: Tensor | None, ranks: Ranks) -> None:
+        """Take frames [N, ...] into the running statistics of pixels."""
+        self.images.observe(frame, ranks)
 
 
 class ResidualBlock(nn.Module):
@@ -99,13 +108,15 @@ class TreeEncoder(nn.Module):
     """An image net for each image in a tree of arrays, an MLP for all the rest, and a layer that
     joins what they see."""
 
-    def __init__(self, image_encoder: str, specs: Any) -> None:
+    def __init__(self, image_encoder: str, specs: Any, normalize: bool = False) -> None:
         super().__init__()
         leaves = dict(leaves_of(specs))
         is_image = {k: image_encoder != "mlp" and find_layout(s.shape) for k, s in leaves.items()}
         self._images = [k for k in leaves if is_image[k]]
         self._others = [k for k in leaves if not is_image[k]]
-        self.images = nn.ModuleList(ENCODERS[image_encoder](leaves[k]) for k in self._images)
+        self.images = nn.ModuleList(
+            make_encoder(image_encoder, leaves[k], normalize) for k in self._images
+        )
         self.num_features: int = sum(net.num_features for net in self.images)  # type: ignore
         if self._others:
             self.numbers = JoinedNumbers([leaves[k] for k in self._others])
@@ -125,10 +136,21 @@ class TreeEncoder(nn.Module):
         features = torch.cat(seen, dim=1)
         return torch.relu_(self.mix(features)) if self._is_mixed else features
 
+    def observe(self, frame: Any, ranks: Ranks) -> None:
+        """Take frames, a tree of [N, ...], into the running statistics of pixels."""
+        leaves = None if frame is None else dict(leaves_of(frame))
+        for net, k in zip(self.images, self._images, strict=True):
+            assert isinstance(net, (ShallowConv, DeepConv))
+            net.observe(None if leaves is None else leaves[k], ranks)
 
-def make_encoder(name: str, frame: Any) -> ShallowConv | DeepConv | MLP | TreeEncoder:
+
+def make_encoder(
+    name: str, frame: Any, normalize_images: bool = False
+) -> ShallowConv | DeepConv | MLP | TreeEncoder:
     """By the name of an encoder, for an array or a tree of them."""
-    return ENCODERS[name](frame) if isinstance(frame, ArraySpec) else TreeEncoder(name, frame)
+    if not isinstance(frame, ArraySpec):
+        return TreeEncoder(name, frame, normalize_images)
+    return MLP(frame) if name == "mlp" else IMAGE_ENCODERS[name](frame, normalize_images)
 
 
 def keep_scale(module: nn.Module, gain: float = math.sqrt(2)) -> None:
@@ -145,8 +167,8 @@ def keep_scale(module: nn.Module, gain: float = math.sqrt(2)) -> None:
                 module.bias.zero_()
 
 
-ENCODERS: dict[str, type[ShallowConv] | type[DeepConv] | type[MLP]] = {
+IMAGE_ENCODERS: dict[str, type[ShallowConv] | type[DeepConv]] = {
     "shallow": ShallowConv,
     "deep": DeepConv,
-    "mlp": MLP,
 }
+ENCODERS = (*IMAGE_ENCODERS, "mlp")

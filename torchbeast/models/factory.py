@@ -30,6 +30,7 @@ def build_model(flags: Any, spec: Spec) -> nn.Module:
         flags.normalize_observations,
         flags.squash_actions,
         flags.separate_nets,
+        flags.normalize_images,
     )
 
 
@@ -45,6 +46,7 @@ def make_model(
     normalize_observations: bool = False,
     squash_actions: bool = False,
     separate_nets: bool = False,
+    normalize_images: bool = False,
 ) -> nn.Module:
     """An agent for environments that are like `spec`.
 
@@ -54,31 +56,25 @@ def make_model(
         normalize_observations: show it frames at a running mean of 0 and deviation of 1.
         squash_actions: see `torchbeast.core.distributions.make_distribution`.
         separate_nets: of the built-in agents, see `Agent`.
+        normalize_images: of the built-in agents, see `torchbeast.models.frames.Images`.
     """
+    details = {"squash": squash_actions, "separate_nets": separate_nets}
+    details["normalize_images"] = normalize_images
     if not normalize_observations:
-        return _make_agent(name, spec, use_lstm, squash_actions, separate_nets)
+        return _make_agent(name, spec, use_lstm, **details)
     # The agent is shown other numbers than the environment's.
     normalized = replace(spec, observation=map_tree(_without_float_bounds, spec.observation))
-    agent = _make_agent(name, normalized, use_lstm, squash_actions, separate_nets)
+    agent = _make_agent(name, normalized, use_lstm, **details)
     return NormalizedObservations(agent, spec.observation)
 
 
-def _make_agent(
-    name: str, spec: Spec, use_lstm: bool, squash: bool, separate_nets: bool
-) -> nn.Module:
+def _make_agent(name: str, spec: Spec, use_lstm: bool, squash: bool, **details: bool) -> nn.Module:
     distribution = _distribution_of(spec, squash)
     if ":" in name:
         return _make_own(name, spec, distribution, use_lstm)
     _check_mask(spec)
     encoder = choose_encoder(name, spec)
-    return Agent(
-        spec.observation,
-        spec.action,
-        use_lstm,
-        encoder,
-        squash=squash,
-        separate_nets=separate_nets,
-    )
+    return Agent(spec.observation, spec.action, use_lstm, encoder, squash=squash, **details)
 
 
 def _check_mask(spec: Spec) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.tree import leaves_of
 from torchbeast.core.distributions import MAX_BOUND
+from torchbeast.core.ranks import ALONE, Ranks
+from torchbeast.core.running_moments import RunningMoments
 from torchbeast.errors import UsageError
 
 MIN_IMAGE_SIDE = 32  # smaller boards are left to the MLP
@@ -21,6 +23,8 @@ MAX_ONE_HOT = 1024  # categories; of more, each is a short vector that is learnt
 MAX_ONE_HOTS = 1 << 14  # inputs of one array
 CODE_SIZE = 16
 CHUNK = 8  # frames that stay in a core's cache from one operation to the next
+MIN_PIXEL_DEVIATION = 0.01  # of the range: less is noise, or a pixel that has not changed so far
+MAX_PIXEL = 5.0  # deviations; where things hardly ever are, one that is there stands out
 
 
 def as_spec(frame: Any) -> Any:
@@ -196,12 +200,14 @@ def _plain_layout(shape: tuple[int, ...]) -> Layout | None:
 class Images(nn.Module):
     """Frames as the convolutions want them: channels first in shape, last in memory, centred.
 
-    Bytes stay bytes until here. Each frame's mean is taken off what has bounds: most of a game's
-    screen is one even background, and its brightness is in every gradient, so that the first
-    layer's filters drift the same way until most are 0 everywhere.
+    Bytes stay bytes until here. With `normalize` each pixel has a running mean of 0 and deviation
+    of 1, so that what always looks the same is gone, and a ball of two pixels is not. Else each
+    frame's mean is taken off what has bounds: most of a game's screen is one even background, and
+    its brightness is in every gradient, so that the first layer's filters drift the same way until
+    most are 0 everywhere.
     """
 
-    def __init__(self, spec: ArraySpec) -> None:
+    def __init__(self, spec: ArraySpec, normalize: bool = False) -> None:
         super().__init__()
         layout = find_layout(spec.shape) or _plain_layout(spec.shape)
         if layout is None:
@@ -215,29 +221,69 @@ class Images(nn.Module):
         low, high = float(spec.bounds[0].min()), float(spec.bounds[1].max())
         is_bounded = max(-low, high) <= MAX_BOUND
         self._scale = scale_of(ArraySpec(spec.dtype, (), low, high)) if is_bounded else None
+        self._moments = RunningMoments(self._shape) if normalize else None
 
     def forward(self, frame: Tensor) -> Tensor:
-        frame = frame.permute(0, *self._order).reshape(len(frame), *self._shape)
+        frame = self._arrange(frame)
         x = torch.empty_like(frame, dtype=torch.float32, memory_format=torch.channels_last)
+        normal = self._find_normal(frame.dtype)
         if frame.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._center(frame, x)
+            return self._center(frame, x, normal)
         # In pieces that stay in the cache until they have the dtype of the convolutions.
         if not torch.is_autocast_enabled("cpu"):
             for some, source in zip(x.split(CHUNK), frame.split(CHUNK), strict=True):
-                self._center(source, some)
+                self._center(source, some, normal)
             return x
         images = torch.empty_like(x, dtype=torch.get_autocast_dtype("cpu"))
         for some, source in zip(images.split(CHUNK), frame.split(CHUNK), strict=True):
-            some.copy_(self._center(source, x[: len(source)]))
+            some.copy_(self._center(source, x[: len(source)], normal))
         return images
 
-    def _center(self, frame: Tensor, x: Tensor) -> Tensor:
+    @torch.no_grad()
+    def observe(self, frame: Tensor | None, ranks: Ranks = ALONE) -> None:
+        """Take frames [N, ...] into the running statistics of pixels; None: there are only those
+        of other ranks."""
+        if self._moments is None:
+            return
+        if frame is None:
+            images = self._moments.mean.new_zeros((0, *self._shape))
+        else:
+            images = self._arrange(frame).float()
+            scale = self._scale_for(frame.dtype)
+            images = images if scale is None else images * scale.factor
+        self._moments.add_bounded(images, ranks)
+
+    def _arrange(self, frame: Tensor) -> Tensor:
+        return frame.permute(0, *self._order).reshape(len(frame), *self._shape)
+
+    def _scale_for(self, dtype: torch.dtype) -> Scale | None:
+        if self._scale is None and dtype == torch.uint8:
+            return Scale(0.0, 1 / 255)
+        return self._scale
+
+    def _find_normal(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """What each pixel is multiplied by, and what is added then, [1, channels, H, W]."""
+        if self._moments is None:
+            return None
+        scale = self._scale_for(dtype)
+        factor = (self._moments.variance + MIN_PIXEL_DEVIATION**2).rsqrt()
+        shift = -self._moments.mean * factor
+        if scale is not None:
+            factor = factor * scale.factor
+        last = torch.channels_last
+        return (
+            factor.float().unsqueeze(0).contiguous(memory_format=last),
+            shift.float().unsqueeze(0).contiguous(memory_format=last),
+        )
+
+    def _center(self, frame: Tensor, x: Tensor, normal: tuple[Tensor, Tensor] | None) -> Tensor:
         """Write a frame to `x`, scaled."""
         for channel in range(self.num_channels):  # one strided copy of all takes twice as long
             x[:, channel] = frame[:, channel]
-        scale = self._scale
-        if scale is None and frame.dtype == torch.uint8:
-            scale = Scale(0.0, 1 / 255)
+        if normal is not None:
+            factor, shift = normal
+            return torch.addcmul(shift, x, factor, out=x).clamp_(-MAX_PIXEL, MAX_PIXEL)
+        scale = self._scale_for(frame.dtype)
         if scale is not None:  # what is taken off first goes with the mean
             x.mul_(scale.factor)
             x.sub_(x.mean(dim=(1, 2, 3), keepdim=True))

@@ -58,7 +58,12 @@ class NormalizedObservations(nn.Module):
         for moments in self._all_moments():
             none = moments.mean.new_zeros((0, *moments.mean.shape))
             num_outliers = num_outliers + moments.add(samples.get(moments, none), ranks)
-        return num_outliers
+        observe_more: Any = getattr(self.agent, "observe_frames", None)
+        if observe_more is None:
+            return num_outliers
+        if mask is not None:
+            frame = map_tree(_normalize, self._tree[0], frame)
+        return num_outliers + observe_more(frame, mask, ranks)
 
     def _all_moments(self) -> Iterator[RunningMoments]:
         for moments in self.moments:

@@ -218,6 +218,7 @@ _SAME_AGENT = (
     "model",
     "use_lstm",
     "normalize_observations",
+    "normalize_images",
     "squash_actions",
     "separate_nets",
 )

@@ -77,6 +77,8 @@ class TrainingFlags(Settings, EnvOptions):
     separate_nets: bool = False
     """Give the baseline of an MLP a net of its own, and float actions the same deviations in every
     state."""
+    normalize_images: bool = False
+    """Show the built-in nets each pixel at a running mean of 0 and deviation of 1."""
     squash_actions: bool = False
     """Draw actions of a bounded Box through tanh, instead of clipping what lies outside."""
 
@@ -162,6 +164,11 @@ class TrainingFlags(Settings, EnvOptions):
             raise UsageError(
                 "--eval_every needs an environment that can be made here, got --env remote; "
                 "leave it out."
+            )
+        if self.normalize_images and ":" in self.model:
+            raise UsageError(
+                f"--normalize_images is for the built-in nets, got --model {self.model}; leave it "
+                "out, and let the model scale its frames."
             )
         check_model(self.model)
         check_env(self.env_options)

@@ -52,7 +52,8 @@ FLOAT_ACTIONS = {
 # Pictures, PPO's way, too. Here steps and updates are dear alike, so nobody waits for anybody: one
 # batch is played while another is learnt from (on two cores there are as many environments as
 # places in a batch). Many small parts cost no more than a few large ones. Long rollouts and a large
-# lambda carry rewards back to what they are for, in Pong dozens of steps before.
+# lambda carry rewards back to what they are for, in Pong dozens of steps before. Pixels are
+# normalised, so that a net sees what moves from the first update on.
 IMAGE = {
     "unroll_length": 64,
     "batch_size": 32,
@@ -66,13 +67,17 @@ IMAGE = {
     "clip_c_threshold": 4.0,
     "optimizer": "adam",
     "learning_rate": 0.0004,
+    "entropy_cost": 0.01,
+    "normalize_images": True,
 }
 
 # Pictures with float actions: IMPALA's way, as the flags' own defaults.
 IMAGE_FLOAT_ACTIONS = {"entropy_cost": 0.001, "normalize_rewards": True}
 
-# Our own image nets have their memory and heads in float32 all the same. Nobody knows of others'.
+# Our own image nets have their memory and heads in float32 all the same. Nobody knows of others',
+# which are shown frames as they are.
 FAST_CONVOLUTIONS = {"autocast": "auto"}
+OTHERS_NETS = {"normalize_images": False}
 
 # Scores of games differ by orders of magnitude. Elsewhere rewards are learnt from as they are.
 ATARI = {"reward_clipping": "abs_one"}
@@ -119,4 +124,6 @@ def _for_frames(spec: Spec, model: str) -> dict[str, Any]:
         changes = IMAGE_FLOAT_ACTIONS if is_image else FLOAT_ACTIONS
     else:
         changes = IMAGE if is_image else VECTOR
-    return {**changes, **FAST_CONVOLUTIONS} if is_image and not is_own else changes
+    if not is_image:
+        return changes
+    return {**changes, **(OTHERS_NETS if is_own else FAST_CONVOLUTIONS)}
