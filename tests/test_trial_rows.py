@@ -8,7 +8,7 @@ from libtorchbeast.action_masks import with_mask
 from libtorchbeast.rows import ArraySpec, Spec
 from libtorchbeast.specs import spec_of_space
 from libtorchbeast.tree import map_tree
-from torchbeast.run.trial_rows import draw, random_rows
+from torchbeast.run.model_trial import draw, random_rows
 
 T, B = 20, 10
 SPACES = [
