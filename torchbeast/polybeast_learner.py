@@ -42,7 +42,7 @@ from torchbeast.core.stats import RunningStats
 from torchbeast.envs import REMOTE
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
-from torchbeast.models.net import Net
+from torchbeast.models.agent import Net
 from torchbeast.report import log_to_terminal
 from torchbeast.run.addresses import own_address
 from torchbeast.run.batch_size import BatchSize, check_target
