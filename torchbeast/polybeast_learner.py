@@ -24,7 +24,7 @@ import libtorchbeast
 import nest
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rows import TORCHBEAST_FIELDS, Row, Spec
-from libtorchbeast.rpc.address import Address, server_address
+from libtorchbeast.rpc.address import Address, listening_address, server_address
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
@@ -44,7 +44,6 @@ from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
 from torchbeast.models.agent import Net
 from torchbeast.report import log_to_terminal
-from torchbeast.run.addresses import own_address
 from torchbeast.run.batch_size import BatchSize, check_target
 from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
@@ -141,7 +140,7 @@ class Flags(TrainingFlags, Security):
     def listen_at(self) -> list[str]:
         """Of several learners on a machine, each has a port or a path of its own."""
         given = [address.strip() for address in self.listen.split(",") if address.strip()]
-        return [own_address(address, Place.find()) for address in given]
+        return [listening_address(address, Place.find().local_rank) for address in given]
 
     @property
     def dial(self) -> list[str]:
