@@ -24,7 +24,7 @@ from torch import nn
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
 from torchbeast.core.ranks import Ranks
-from torchbeast.run.build_learner import build_learner
+from torchbeast.run.training import build_learner
 from torchbeast.run.flags import TrainingFlags, with_values
 from torchbeast.run.recipes import VECTOR
 from torchbeast.run.signals import StopRequest

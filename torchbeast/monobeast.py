@@ -43,13 +43,12 @@ from torchbeast.errors import UsageError
 from torchbeast.models import AgentState, as_output, build_distribution, build_model
 from torchbeast.report import log_to_terminal
 from torchbeast.run.batch_size import check_target, grow_batch, report_batch_size
-from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
-from torchbeast.run.training import UPDATE_S, Run, run_training
+from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
 from torchbeast.runtime.device import own_device

@@ -45,7 +45,6 @@ from torchbeast.models import as_output, build_model
 from torchbeast.models.agent import Net
 from torchbeast.report import log_to_terminal
 from torchbeast.run.batch_size import BatchSize, check_target
-from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.connections import Connections
 from torchbeast.run.env_sources import RemoteEnvironments, Source
@@ -55,7 +54,7 @@ from torchbeast.run.model_offer import ModelOffers
 from torchbeast.run.model_size import check_fits, most_rollouts
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
-from torchbeast.run.training import UPDATE_S, Run, run_training
+from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.run.utilization import Stages
 from torchbeast.runtime.actor_model import ActorModel, num_copies
 from torchbeast.runtime.device import own_device
