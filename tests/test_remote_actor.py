@@ -28,8 +28,7 @@ from tests.helpers.remote import learner
 from tests.helpers.threads import run_in_threads, wait_until
 from tests.test_rpc_bad_peers import talk
 from torchbeast.errors import UsageError
-from torchbeast.run.remote_actor import RolloutMemory
-from torchbeast.run.remote_actor_model import build_copy
+from torchbeast.run.remote_actor import RolloutMemory, build_copy
 
 NUM_ENVS = 2
 
