@@ -31,7 +31,7 @@ from torchbeast.run.init_from import init_from
 from torchbeast.run.model_trial import try_model
 from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.disk import IgnoreWriteErrors
-from torchbeast.runtime.seeding import seed_everything
+from torchbeast.runtime.process import seed_everything
 
 logger = logging.getLogger("torchbeast")
 
