@@ -57,9 +57,8 @@ from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.run.utilization import Stages
 from torchbeast.runtime.actor_model import ActorModel, num_copies
-from torchbeast.runtime.idle_rank import attend_rounds
 from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
-from torchbeast.runtime.process_group import join_ranks
+from torchbeast.runtime.process_group import attend_rounds, join_ranks
 from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
 from torchbeast.runtime.trace import Trace
 
