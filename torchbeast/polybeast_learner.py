@@ -55,12 +55,11 @@ from torchbeast.run.model_size import check_fits, most_rollouts
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
-from torchbeast.run.utilization import Stages
+from torchbeast.run.utilization import Stages, Trace
 from torchbeast.runtime.actor_model import ActorModel, num_copies
 from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
 from torchbeast.runtime.process_group import attend_rounds, join_ranks
 from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
-from torchbeast.runtime.trace import Trace
 
 __all__ = [
     "Net",
