@@ -352,8 +352,7 @@ async def dial_stream(
     """(call, link, greeting) of a gRPC stream of environments to a learner; see `dial_call`."""
     import grpc.aio
 
-    from libtorchbeast.rpc.grpc_exchange import exchange
-    from libtorchbeast.rpc.grpc_streams import LinkLost, StreamLink
+    from libtorchbeast.rpc.grpc_streams import LinkLost, StreamLink, exchange
     from libtorchbeast.rpc.messages import LEARNER_METHOD, decode_greeting, encode_hello
 
     first = encode_hello(hello)
@@ -389,8 +388,7 @@ async def dial_call(
     import grpc
     import grpc.aio
 
-    from libtorchbeast.rpc.grpc_exchange import exchange
-    from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, watched
+    from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, exchange, watched
     from libtorchbeast.rpc.messages import token_metadata
 
     check_owner(address)

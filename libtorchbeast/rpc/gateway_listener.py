@@ -20,9 +20,8 @@ from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc.actor_messages import decode_actor_hello
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
 from libtorchbeast.rpc.certificates import CallerCheck
-from libtorchbeast.rpc.gateway_actors import ActorCarrier
 from libtorchbeast.rpc.gateway_config import GatewayConfig
-from libtorchbeast.rpc.gateway_streams import Carrier
+from libtorchbeast.rpc.gateway_streams import carry_rollouts, carry_steps
 from libtorchbeast.rpc.grpc_relay import private_address, relay
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, STEP, Watched, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json, status_text
@@ -67,10 +66,8 @@ class Listener:
         self._config = config
         self._line = line
         self._streams = streams
-        self._security = config.make_security()
-        self._limits = config.make_limits()
-        self._carrier = Carrier(line, self._limits)
-        self._actor_carrier = ActorCarrier(line, self._limits)
+        self._security = config.security
+        self._limits = config.limits
         self._admission = Admission(self._limits)
         self._check_caller = CallerCheck(self._security, is_learner_expected=False)
         self._refusing = asyncio.Semaphore(MAX_REFUSING)
@@ -211,7 +208,7 @@ class Listener:
             stream.is_authenticated = True
             with self._admission.play():
                 host.send("greeting", **self._config.greeting().to(hello).to_json())
-                await hand_over(stream, hello, host, self._line, self._limits.step_s)
+                await hand_over(stream, hello, host, self._line)
 
         refusal = await self._guard("unix:", serve, ENVIRONMENTS)
         if refusal is not None:
@@ -259,7 +256,7 @@ class Listener:
         with self._admission.play():
             greeting = encode_greeting(self._config.greeting().to(hello))
             accept = functools.partial(context.write, greeting)
-            await self._carrier.play(stream, hello, context.read, exchange, accept)
+            await carry_steps(self._line, stream, hello, context.read, exchange, accept)
 
     async def _act(self, stream: Watched, context: Any) -> None:
         """An actor that carries the model."""
@@ -271,8 +268,8 @@ class Listener:
         stream.is_authenticated = True
         greeting = self._config.greeting().to(hello)
         with self._admission.play():
-            await self._actor_carrier.play(
-                stream, hello, dtype, greeting, context.read, context.write
+            await carry_rollouts(
+                self._line, stream, hello, dtype, greeting, context.read, context.write
             )
 
     def _introduction(self, stream: Watched) -> contextlib.AbstractContextManager[None]:
