@@ -61,8 +61,9 @@ class Welcome:
     max_policy_lag: int | None
 
     @property
-    def tensor_sizes(self) -> list[tuple[str, int]]:
-        return [(name, size_of(dtype, shape)) for name, dtype, shape in self.tensors]
+    def weights_bytes(self) -> int:
+        """As they are sent."""
+        return sum(size_of(dtype, shape) for _, dtype, shape in self.tensors)
 
 
 def size_of(dtype: str, shape: tuple[int, ...]) -> int:
