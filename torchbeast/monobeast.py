@@ -39,7 +39,7 @@ from libtorchbeast.tree import map_tree
 from torchbeast.core.learner import Learner
 from torchbeast.core.losses import Batch
 from torchbeast.envs import look_at, make_envs
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import AgentState, as_output, build_distribution, build_model
 from torchbeast.report import log_to_terminal
 from torchbeast.run.batch_size import check_target, grow_batch, report_batch_size
@@ -123,7 +123,7 @@ class Flags(TrainingFlags):
     def validate(self) -> None:
         super().validate()
         names = ("num_actors", "envs_per_actor", "num_learner_threads", "actor_timeout_s")
-        self.require_positive(*names)
+        require_positive(self, *names)
         check_target(self)
         if self.num_buffers is not None and self.num_buffers <= self.num_actors:
             raise UsageError(

@@ -20,7 +20,7 @@ from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import Child, Supervisor
 from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at_game
 from torchbeast.envs.parallel import check_agents
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import check_model
 from torchbeast.polybeast_env import keep_alive, new_seed, run_program
 from torchbeast.run.flags import num_cores
@@ -51,9 +51,7 @@ class Flags(EnvOptions, Security):
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
-        for name in ("num_actors", "envs_per_actor", "env_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
+        require_positive(self, "num_actors", "envs_per_actor", "env_timeout_s")
         if not self.connect:
             raise UsageError(
                 "--connect must be the address of a learner that listens, got none; give it as "

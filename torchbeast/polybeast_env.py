@@ -29,7 +29,7 @@ from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import CANNOT_WORK, NEVER_WORKED, Child, NobodyLeft, Supervisor
 from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at_game
 from torchbeast.envs.parallel import check_agents
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.run.signals import StopRequest
 
 logger = logging.getLogger("torchbeast")
@@ -88,10 +88,7 @@ class Flags(EnvOptions, Security):
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
-        for name in ("num_servers", "envs_per_server", "env_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} must be more than 0, got {value}.")
+        require_positive(self, "num_servers", "envs_per_server", "env_timeout_s")
         check_env(self.env_options)
         try:
             for number in range(self.num_servers):
@@ -195,12 +192,9 @@ def run_program(
         flags = tyro.cli(flags_class, args=args, use_underscores=True)
         flags.validate()
         return run(flags.fit_games())
-    except UsageError as error:
+    except (UsageError, NobodyLeft) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except NobodyLeft as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 def main(args: list[str] | None = None) -> int:

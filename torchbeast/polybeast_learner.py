@@ -40,7 +40,7 @@ from torchbeast.core.ranks import ALONE, Place, Ranks
 from torchbeast.core.settings import Settings, settings_of
 from torchbeast.core.stats import RunningStats
 from torchbeast.envs import REMOTE
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import as_output, build_model
 from torchbeast.models.agent import Net
 from torchbeast.report import log_to_terminal
@@ -192,12 +192,9 @@ class Flags(TrainingFlags, Security):
 
     def validate(self) -> None:
         super().validate()
-        self.require_positive("num_inference_threads", "num_learner_threads", "num_gateways")
-        self.require_positive("connections_per_s", "env_timeout_s")
-        self.require_positive("max_stream_envs", "max_client_envs")
-        for name in ("num_actors", "num_servers"):
-            if getattr(self, name) is not None:
-                self.require_positive(name)
+        require_positive(self, "num_inference_threads", "num_learner_threads", "num_gateways")
+        require_positive(self, "connections_per_s", "env_timeout_s", "num_actors", "num_servers")
+        require_positive(self, "max_stream_envs", "max_client_envs")
         try:
             for address in self.dial:
                 self.check_dialing(address)

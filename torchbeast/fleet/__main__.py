@@ -123,12 +123,9 @@ def main(args: list[str] | None = None) -> int:
         if args and args[0] in VERBS:
             return run_verb(args)
         return start(tyro.cli(Flags, args=args, prog=PROGRAM, use_underscores=True))
-    except UsageError as error:
+    except (UsageError, NobodyLeft) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except NobodyLeft as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 if __name__ == "__main__":

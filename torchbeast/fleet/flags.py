@@ -13,7 +13,7 @@ import tyro
 from libtorchbeast import secret
 from libtorchbeast.rpc.security import Security
 from torchbeast import polybeast_env
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 
 DEFAULT_SAVEDIR = Path("~/.cache/torchbeast/fleets")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -118,10 +118,7 @@ class Flags(TaskFlags):
             raise UsageError(
                 "A fleet dials a learner that listens; give its address, --connect host:port."
             )
-        for name in (*PLACED, "slurm_time_min"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} must be more than 0, got {value}.")
+        require_positive(self, *PLACED, "slurm_time_min")
         self._check_launcher()
         for name in ("ray_resources", "ray_runtime_env", "slurm_options"):
             self.read_json(name)
