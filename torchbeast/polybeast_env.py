@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import tyro
 
@@ -50,6 +50,19 @@ class ClientFlags(Protocol):
 
 
 FlagsT = TypeVar("FlagsT", bound=ClientFlags)
+
+
+@dataclass(frozen=True)
+class ActorOptions:
+    """Of actors that carry the model; see polybeast_actor.py."""
+
+    model: str | None = None
+    """package.module:Class if actors carry a model that is such a class of your own: what a learner
+    names runs only if it is named here, too."""
+    weights_dtype: Literal["float32", "bf16"] = "float32"
+    """How weights travel to actors: bf16 takes half of the bytes."""
+    autocast: Literal["none", "bf16"] = "none"
+    """Let actors' forward pass run in bfloat16 where that is safe; V-trace makes up for it."""
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,16 @@ from torchbeast.errors import UsageError, require_positive
 DEFAULT_SAVEDIR = Path("~/.cache/torchbeast/fleets")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PLACED = ("servers_per_task", "cpus_per_server", "memory_gb_per_server")  # not on this machine
-
-
-ACTORS_ALONE = ("model", "weights_dtype", "autocast")
+ACTORS_ALONE = [field.name for field in dataclasses.fields(polybeast_env.ActorOptions)]
 
 
 @dataclass(frozen=True)
-class TaskFlags(polybeast_env.Flags):
+class TaskFlags(polybeast_env.Flags, polybeast_env.ActorOptions):
     """What the processes of a task run; no secret is in it."""
 
     role: Literal["environments", "actors"] = "environments"
     """What the servers are: environments (`polybeast_env`), or actors that carry the model
     (`polybeast_actor`), for slow links."""
-    model: str | None = None
-    """Actors: package.module:Class if the learner's model is a class of your own."""
-    weights_dtype: Literal["float32", "bf16"] = "float32"
-    """Actors: how weights travel; bf16 takes half of the bytes."""
-    autocast: Literal["none", "bf16"] = "none"
-    """Actors: let the forward pass run in bfloat16 where that is safe."""
 
     @property
     def num_groups(self) -> int:
