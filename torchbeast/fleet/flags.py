@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from libtorchbeast import secret
-from libtorchbeast.rpc.security import Security
 from torchbeast import polybeast_env
 from torchbeast.errors import UsageError, require_positive
 
@@ -146,8 +145,3 @@ def check_name(name: str) -> None:
         raise UsageError(
             f"A fleet's name has at most 64 letters, digits, dots, - and _, got {name!r}."
         )
-
-
-def with_absolute_paths(flags: TaskFlags) -> TaskFlags:
-    """For processes that run in another folder."""
-    return dataclasses.replace(flags, **Security.of(flags).to_json())
