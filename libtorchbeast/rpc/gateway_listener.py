@@ -57,6 +57,7 @@ class _Server:
 
 
 _Play = Callable[[Watched, Any], Awaitable[None]]
+_Decode = Callable[[bytes, int], Any]
 ENVIRONMENTS, ACTOR = "Environments were", "An actor was"  # refused
 
 
@@ -198,13 +199,16 @@ class Listener:
     async def _serve_host(self, host: Host) -> None:
         """One host of this machine that dialled in."""
 
+        def check_token(token: str) -> None:
+            self._check_caller(token, {})
+
         async def serve(stream: Watched) -> None:
             self._admission.count(stream)
             with self._admission.introduction(stream):
                 message = await host.next(self._limits.handshake_s)
                 if message is None or message["kind"] != "hello":
                     return
-                hello = hello_from_json(message, self._limits.max_message_bytes, self._check_token)
+                hello = hello_from_json(message, self._limits.max_message_bytes, check_token)
             stream.is_authenticated = True
             with self._admission.play():
                 host.send("greeting", **self._config.greeting().to(hello).to_json())
@@ -239,12 +243,7 @@ class Listener:
 
     async def _play(self, stream: Watched, context: Any) -> None:
         """Environments."""
-        with self._introduction(stream):
-            data = await context.read()
-            if data is grpc.aio.EOF:
-                return
-            hello = decode_hello(data, self._limits.max_message_bytes)
-        stream.is_authenticated = True
+        hello = await self._introduction(stream, context, decode_hello)
 
         async def exchange(data: bytes) -> Any:
             stream.expect(READ, self._limits.write_s)
@@ -260,21 +259,23 @@ class Listener:
 
     async def _act(self, stream: Watched, context: Any) -> None:
         """An actor that carries the model."""
-        with self._introduction(stream):
-            data = await context.read()
-            if data is grpc.aio.EOF:
-                return
-            hello, dtype = decode_actor_hello(data, self._limits.max_message_bytes)
-        stream.is_authenticated = True
+        hello, dtype = await self._introduction(stream, context, decode_actor_hello)
         greeting = self._config.greeting().to(hello)
         with self._admission.play():
             await carry_rollouts(
                 self._line, stream, hello, dtype, greeting, context.read, context.write
             )
 
-    def _introduction(self, stream: Watched) -> contextlib.AbstractContextManager[None]:
+    async def _introduction(self, stream: Watched, context: Any, decode: _Decode) -> Any:
+        """What its first message says; EOFError if it leaves before."""
         has_token = self._check_caller.knows_token
-        return self._admission.introduction(stream, has_token=has_token)
+        with self._admission.introduction(stream, has_token=has_token):
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                raise EOFError
+            said = decode(data, self._limits.max_message_bytes)
+        stream.is_authenticated = True
+        return said
 
     async def _guard(
         self, peer: str, serve: Callable[[Watched], Awaitable[None]], who: str
@@ -307,6 +308,3 @@ class Listener:
         texts = None if is_authenticated else self._unauthenticated_texts
         if error.code != "UNAVAILABLE":
             self._line.report(f"{what}: {error}", peer, texts=texts)
-
-    def _check_token(self, token: str) -> None:
-        self._check_caller(token, {})
