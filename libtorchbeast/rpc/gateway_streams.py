@@ -21,7 +21,6 @@ from libtorchbeast.rpc.actor_messages import (
     encode_taken,
     encode_weights,
     encode_welcome,
-    is_rollout,
 )
 from libtorchbeast.rpc.clients import client_of
 from libtorchbeast.rpc.grpc_loops import first_of
@@ -36,7 +35,7 @@ from libtorchbeast.rpc.grpc_streams import (
 )
 from libtorchbeast.rpc.handshake import Greeting, Hello, invalid, no_descriptor_left
 from libtorchbeast.rpc.learner_line import LearnerLine
-from libtorchbeast.rpc.rollout_messages import RolloutReader
+from libtorchbeast.rpc.rollout_messages import RolloutReader, is_rollout
 from libtorchbeast.rpc.steps import StepReader, encode_actions
 from libtorchbeast.rpc.weights import Publication
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed

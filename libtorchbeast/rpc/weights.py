@@ -27,7 +27,7 @@ CHUNK_BYTES = 1 << 18  # small enough for other messages to come through between
 LOOK_S = 0.005  # between two looks for a new version
 RETRY_S = 0.001  # the learner is in the middle of its copy
 COPY_S = 10.0  # until there must have been a whole version
-DTYPES = ("float32", "bfloat16")
+WEIGHTS_DTYPES = ("float32", "bfloat16")
 BFLOAT16 = "bfloat16"
 
 
