@@ -371,7 +371,7 @@ def welcome_of(publisher):
 
 
 def test_code_that_a_learner_names_does_not_run_unless_the_actor_names_it_too():
-    name = "tests.helpers.tuple_agent:TupleAgent"
+    name = "tests.helpers.agents:TupleAgent"
     welcome = welcome_of(Publisher(model=name))
     with pytest.raises(UsageError, match=f"give it --model {name} if that is what you want to run"):
         build_copy(welcome)
@@ -381,7 +381,7 @@ def test_code_that_a_learner_names_does_not_run_unless_the_actor_names_it_too():
 
 
 def test_an_actor_that_cannot_have_the_model_says_so_and_asks_again(caplog):
-    publisher = Publisher(model="tests.helpers.tuple_agent:TupleAgent")
+    publisher = Publisher(model="tests.helpers.agents:TupleAgent")
     with publisher.learning() as it, acting(it.address, 1):
         wait_until(lambda: "code that this actor was not started with" in caplog.text)
     assert f"The learner at {it.address} is none for this actor" in caplog.text
