@@ -29,7 +29,7 @@ from torchbeast.core.learner import Learner
 from torchbeast.envs import make_envs
 from torchbeast.models import build_model
 from torchbeast.run.flags import default_flags, num_cores
-from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.runtime.process import keep_freed_memory
 
 WARM_UP_S = 15.0  # environments take their time to start
 

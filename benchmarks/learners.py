@@ -24,11 +24,11 @@ from torch import nn
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
 from torchbeast.core.ranks import Ranks
-from torchbeast.run.build_learner import build_learner
 from torchbeast.run.flags import TrainingFlags, with_values
 from torchbeast.run.recipes import VECTOR
 from torchbeast.run.signals import StopRequest
-from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.run.training import build_learner
+from torchbeast.runtime.process import keep_freed_memory
 from torchbeast.runtime.process_group import join_ranks
 
 A = 6

@@ -1,4 +1,6 @@
-"""Texts of others, made fit to be shown and sent. Nothing here is compiled."""
+"""Texts made fit to be shown and sent, above all those of others. Nothing here is compiled."""
+
+from collections.abc import Sequence
 
 
 def printable(text: str) -> str:
@@ -13,3 +15,10 @@ def printable_lines(text: str) -> str:
 def encodable(text: str) -> str:
     """Without lone surrogates, which names of files may have and UTF-8 has no bytes for."""
     return text.encode(errors="replace").decode()
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as lines, its columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

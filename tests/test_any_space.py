@@ -17,8 +17,8 @@ from torchbeast.envs import EnvOptions, look_at
 from torchbeast.envs.spaces import observe
 from torchbeast.errors import UsageError
 from torchbeast.models.frames import Numbers
-from torchbeast.run.build_learner import build_learner
 from torchbeast.run.flags import TrainingFlags
+from torchbeast.run.training import build_learner
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
 ACTIONS = {

@@ -43,8 +43,8 @@ from tests.test_rpc_bad_peers import talk
 @pytest.fixture
 def soon(monkeypatch):
     """Environments that are refused ask again at once: the length of the pause is not the point."""
-    monkeypatch.setattr("libtorchbeast.rpc.env_client.REFUSED_S", 0.05)
-    monkeypatch.setattr("libtorchbeast.rpc.env_client.MAX_REFUSED_S", 0.1)
+    monkeypatch.setattr("libtorchbeast.rpc.dialing.REFUSED_S", 0.05)
+    monkeypatch.setattr("libtorchbeast.rpc.dialing.MAX_REFUSED_S", 0.1)
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from torchbeast.run.batch_size import (
     Groups,
     LagNotice,
     choose_batch_size,
-    lag_bound,
     needed_batch,
 )
 from torchbeast.run.command_line import parse
@@ -48,6 +47,12 @@ LIMIT_S = 60.0
 
 
 # --- The rule ---------------------------------------------------------------------------------
+
+
+def lag_bound(batch_size, num_ahead, queue_size, num_learner_threads):
+    """The most updates between acting and learning, as docs/architecture.md counts them."""
+    ahead = num_ahead + max(queue_size, batch_size)
+    return ahead // batch_size + 2 * num_learner_threads - 1
 
 
 @given(

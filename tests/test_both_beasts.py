@@ -67,7 +67,7 @@ def test_actors_that_wait_for_the_learner_have_no_lag(beast, tmp_path, hold):
 
 @pytest.mark.parametrize("action", ["int32", "float32"])
 def test_actions_and_states_of_any_dtype_are_learnt_from_and_played(beast, tmp_path, action):
-    args = ("--model", "tests.helpers.odd_agent:OddAgent", "--xpid", "run")
+    args = ("--model", "tests.helpers.agents:OddAgent", "--xpid", "run")
     args += ("--use_lstm",) if action == "float32" else ()  # which it takes for its sign
     result = run(beast, tmp_path, "--env", "Catch", "--total_steps", "3000", *args, cwd=ROOT)
     assert result.returncode == 0, result.stderr
@@ -79,7 +79,7 @@ def test_actions_and_states_of_any_dtype_are_learnt_from_and_played(beast, tmp_p
 def test_a_models_own_loss_and_another_optimizer_are_learnt_with(beast, tmp_path):
     args = ("--env", "Catch", "--total_steps", "20000", "--xpid", "run")
     args += ("--optimizer", "adam", "--schedule", "constant", "--learning_rate", "0.001")
-    args += ("--model", "tests.helpers.loss_agent:LossAgent", "--log_interval_s", "0.2")
+    args += ("--model", "tests.helpers.agents:LossAgent", "--log_interval_s", "0.2")
     result = run(beast, tmp_path, *args, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     rows = read_logs(tmp_path / "run")
@@ -123,6 +123,27 @@ def test_a_signal_saves_and_ends_tidily(beast, tmp_path):
     with Training(beast, tmp_path, *ENDLESS) as training:
         training.wait_for_step(1)
         training.stop(signal.SIGTERM, 0)
+    assert shared_memory() == before
+
+
+def test_killed_for_good_it_resumes_where_the_checkpoint_was(beast, tmp_path):
+    before = shared_memory()
+    with Training(beast, tmp_path, *ENDLESS, "--checkpoint_interval_s", "0.5") as training:
+        training.wait_for_step(1)
+        training.wait_for((training.folder / "model.tar").exists, "checkpoint")
+        training.wait_for_step(training.step + 20_000)
+        assert training.end(signal.SIGKILL) == -signal.SIGKILL  # all others end, too
+    saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
+    assert saved["step"] > 0
+    with Training(beast, tmp_path, *ENDLESS) as training:
+        training.wait_for_step(saved["step"] + 1)
+        assert f"Resuming at step {saved['step']:,} of Catch" in training.output
+        assert training.end(signal.SIGTERM) == 0
+    after = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
+    assert after["step"] > saved["step"]
+    assert after["episodes"] > saved["episodes"]
+    steps = [int(row["step"]) for row in read_logs(tmp_path / "run")]
+    assert steps == sorted(steps)  # what was logged beyond the checkpoint is taken back
     assert shared_memory() == before
 
 
@@ -240,7 +261,7 @@ def test_a_missing_checkpoint_is_one_sentence_with_the_place(beast, tmp_path):
 
 
 def test_a_model_that_cannot_be_trained_is_refused_before_anything_starts(beast, tmp_path):
-    model = "tests.helpers.column_agent:ColumnAgent"
+    model = "tests.helpers.agents:ColumnAgent"
     result = run(beast, tmp_path, "--env", "Catch", "--model", model, "--total_steps", "1000")
     assert result.returncode == 2, result.stderr
     errors = [line for line in result.stderr.splitlines() if line.strip()]

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from libtorchbeast.rpc import grpc_loops
-from libtorchbeast.rpc.grpc_exchange import exchange
+from libtorchbeast.rpc.grpc_streams import exchange
 
 TIMEOUT_S = 20.0
 

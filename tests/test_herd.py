@@ -2,7 +2,7 @@
 
 import pytest
 
-from libtorchbeast.rpc.env_client import LearnerGone, dialing_back_off, pause_of
+from libtorchbeast.rpc.dialing import LearnerGone, dialing_back_off, pause_of
 from libtorchbeast.rpc.handshake import MAX_RETRY_S, Refused, retry_in
 from libtorchbeast.rpc.limits import Admission, ConnectionRate, Limits
 from libtorchbeast.rpc.messages import retry_metadata, retry_s_in

@@ -9,7 +9,7 @@ from torch import nn
 from tests.helpers.specs import spec_for
 from torchbeast.errors import UsageError
 from torchbeast.models import make_model
-from torchbeast.models.net import Net
+from torchbeast.models.agent import Net
 from torchbeast.run.init_from import init_from
 
 

@@ -208,27 +208,6 @@ def test_actors_end_by_themselves_however_they_were_started(tmp_path, start_meth
     assert shared_memory() == before
 
 
-def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path):
-    before = shared_memory()
-    with Training(tmp_path, *SMALL, "--checkpoint_interval_s", "0.5") as training:
-        training.wait_for_step(1)
-        training.wait_for((training.folder / "model.tar").exists, "checkpoint")
-        training.wait_for_step(training.step + 20_000)
-        assert training.end(signal.SIGKILL) == -signal.SIGKILL  # and the actors end by themselves
-    saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
-    assert saved["step"] > 0
-    with Training(tmp_path, *SMALL) as training:
-        training.wait_for_step(saved["step"] + 1)
-        assert f"Resuming at step {saved['step']:,} of Catch" in training.output
-        assert training.end(signal.SIGTERM) == 0
-    after = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
-    assert after["step"] > saved["step"]
-    assert after["episodes"] > saved["episodes"]
-    steps = [int(row["step"]) for row in read_logs(tmp_path / "run")]
-    assert steps == sorted(steps)  # what was logged beyond the checkpoint is taken back
-    assert shared_memory() == before
-
-
 def test_a_signal_ends_forked_actors_too(tmp_path):
     before = shared_memory()
     with Training(tmp_path, *SMALL, "--start_method", "fork") as training:

@@ -87,7 +87,7 @@ def test_settings_of_all_kinds_run(tmp_path, args):
 
 
 def test_a_model_that_answers_with_a_tuple_fits_everywhere(tmp_path):
-    args = ("--env", "Catch", "--xpid", "run", "--model", "tests.helpers.tuple_agent:TupleAgent")
+    args = ("--env", "Catch", "--xpid", "run", "--model", "tests.helpers.agents:TupleAgent")
     args += ("--no-hold_actors",)
     result = run(tmp_path, *args, "--total_steps", "20000", "--log_interval_s", "0.2", cwd=ROOT)
     assert result.returncode == 0, result.stderr
@@ -148,21 +148,6 @@ def test_a_killed_worker_is_told_and_replaced(tmp_path):
             lambda: main.num_fds() <= before[0] and main.num_threads() <= before[1], "tidiness"
         )
         assert training.end(signal.SIGTERM) == 0
-
-
-def test_killed_for_good_it_resumes_where_the_checkpoint_was(tmp_path):
-    with Training(tmp_path, *SMALL, "--checkpoint_interval_s", "0.5") as training:
-        training.wait_for_step(1)
-        training.wait_for((training.folder / "model.tar").exists, "checkpoint")
-        training.wait_for_step(training.step + 20_000)
-        assert training.end(signal.SIGKILL) == -signal.SIGKILL  # and the workers end by themselves
-    saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
-    with Training(tmp_path, *SMALL) as training:
-        training.wait_for_step(saved["step"] + 1)
-        assert f"Resuming at step {saved['step']:,} of Catch" in training.output
-        assert training.end(signal.SIGTERM) == 0
-    after = torch.load(tmp_path / "run" / "model.tar", weights_only=True)["stats"]
-    assert after["step"] > saved["step"]
 
 
 def test_a_model_that_raises_while_it_trains_ends_the_run_with_its_traceback(tmp_path):

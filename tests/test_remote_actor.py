@@ -28,8 +28,7 @@ from tests.helpers.remote import learner
 from tests.helpers.threads import run_in_threads, wait_until
 from tests.test_rpc_bad_peers import talk
 from torchbeast.errors import UsageError
-from torchbeast.run.remote_actor import RolloutMemory
-from torchbeast.run.remote_actor_model import build_copy
+from torchbeast.run.remote_actor import RolloutMemory, build_copy
 
 NUM_ENVS = 2
 
@@ -372,7 +371,7 @@ def welcome_of(publisher):
 
 
 def test_code_that_a_learner_names_does_not_run_unless_the_actor_names_it_too():
-    name = "tests.helpers.tuple_agent:TupleAgent"
+    name = "tests.helpers.agents:TupleAgent"
     welcome = welcome_of(Publisher(model=name))
     with pytest.raises(UsageError, match=f"give it --model {name} if that is what you want to run"):
         build_copy(welcome)
@@ -382,7 +381,7 @@ def test_code_that_a_learner_names_does_not_run_unless_the_actor_names_it_too():
 
 
 def test_an_actor_that_cannot_have_the_model_says_so_and_asks_again(caplog):
-    publisher = Publisher(model="tests.helpers.tuple_agent:TupleAgent")
+    publisher = Publisher(model="tests.helpers.agents:TupleAgent")
     with publisher.learning() as it, acting(it.address, 1):
         wait_until(lambda: "code that this actor was not started with" in caplog.text)
     assert f"The learner at {it.address} is none for this actor" in caplog.text

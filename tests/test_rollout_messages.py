@@ -21,7 +21,7 @@ from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import ArraySpec, discrete
 from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.run.model_offer import tensors_in
-from torchbeast.run.remote_actor_model import load_weights
+from torchbeast.run.remote_actor import load_weights
 from torchbeast.runtime.shared_weights import SharedWeights
 
 T, K = 3, 2
@@ -167,8 +167,7 @@ def test_weights_arrive_whole_and_only_the_newest_version_is_sent(dtype):
     tensors = [
         (t.name, dtype if t.is_parameter else t.dtype, t.shape) for t in publication.offer.tensors
     ]
-    sizes = [(name, len(newest.data)) for name, _, _ in tensors[:1]]
-    assembly = Assembly(sizes)
+    assembly = Assembly(len(newest.data))
     results = [
         assembly.add(
             pb.Weights(
@@ -207,9 +206,9 @@ def test_weights_arrive_whole_and_only_the_newest_version_is_sent(dtype):
 def test_pieces_of_weights_that_break_a_rule_are_refused(changes, sentence):
     data = bytes(range(10))
     right = {"version": 3, "num_bytes": 10, "offset": 0, "data": data, "checksum": zlib.crc32(data)}
-    assert Assembly([("w", 10)]).add(pb.Weights(**right)) == (3, data)
+    assert Assembly(10).add(pb.Weights(**right)) == (3, data)
     with pytest.raises(Refused, match=sentence):
-        Assembly([("w", 10)]).add(pb.Weights(**{**right, **changes}))
+        Assembly(10).add(pb.Weights(**{**right, **changes}))
 
 
 def test_no_version_is_a_mixture_while_the_learner_writes_all_the_time():

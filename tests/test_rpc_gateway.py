@@ -20,7 +20,7 @@ import libtorchbeast
 import torchbeast
 from libtorchbeast import shared_memory
 from libtorchbeast.rows import EpisodeCounter, Spec
-from libtorchbeast.rpc.env_client import LearnerFinished, LearnerGone
+from libtorchbeast.rpc.dialing import LearnerFinished, LearnerGone
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Hello, Refused

@@ -15,7 +15,7 @@ import torchbeast
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.address import Address, remove_stale_socket
 from libtorchbeast.rpc.certificates import CallerCheck
-from libtorchbeast.rpc.env_client import LearnerGone
+from libtorchbeast.rpc.dialing import LearnerGone
 from libtorchbeast.rpc.env_server import EnvironmentServer
 from libtorchbeast.rpc.handshake import Refused, check_token
 from libtorchbeast.rpc.limits import ConnectionRate, Limits

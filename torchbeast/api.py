@@ -22,11 +22,10 @@ from torchbeast.envs import REMOTE
 from torchbeast.envs.options import names_of_code
 from torchbeast.errors import UsageError
 from torchbeast.report.terminal import log_to_terminal
-from torchbeast.run.api_arguments import Wrappers, name_code
+from torchbeast.run.api_arguments import Wrappers, check_values, name_code
 from torchbeast.run.checkpoint import keep_random_state
 from torchbeast.run.command_line import complete
 from torchbeast.run.evaluate import evaluate as play
-from torchbeast.run.flag_values import check_values
 from torchbeast.run.flags import TrainingFlags, with_values
 from torchbeast.run.signals import StopRequest
 

@@ -39,24 +39,20 @@ from libtorchbeast.tree import map_tree
 from torchbeast.core.learner import Learner
 from torchbeast.core.losses import Batch
 from torchbeast.envs import look_at, make_envs
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import AgentState, as_output, build_distribution, build_model
 from torchbeast.report import log_to_terminal
 from torchbeast.run.batch_size import check_target, grow_batch, report_batch_size
-from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
-from torchbeast.run.training import UPDATE_S, Run, run_training
+from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
-from torchbeast.runtime.device import own_device
-from torchbeast.runtime.idle_rank import attend_rounds
-from torchbeast.runtime.malloc import keep_freed_memory
-from torchbeast.runtime.process_group import join_ranks
-from torchbeast.runtime.seeding import seed_everything
+from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
+from torchbeast.runtime.process_group import attend_rounds, join_ranks
 from torchbeast.runtime.shared_tensors import (
     SharedTensors,
     TensorSpec,
@@ -127,7 +123,7 @@ class Flags(TrainingFlags):
     def validate(self) -> None:
         super().validate()
         names = ("num_actors", "envs_per_actor", "num_learner_threads", "actor_timeout_s")
-        self.require_positive(*names)
+        require_positive(self, *names)
         check_target(self)
         if self.num_buffers is not None and self.num_buffers <= self.num_actors:
             raise UsageError(

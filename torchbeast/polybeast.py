@@ -7,6 +7,7 @@ from typing import Any
 from libtorchbeast import output_log
 from torchbeast import polybeast_learner
 from torchbeast.core.ranks import ALONE, Ranks
+from torchbeast.errors import require_positive
 from torchbeast.report import log_to_terminal
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.env_sources import BothEnvironments, LocalEnvironments, Source
@@ -51,7 +52,7 @@ class Flags(polybeast_learner.Flags):
 
     def validate(self) -> None:
         super().validate()
-        self.require_positive("num_servers", "num_groups", "envs_per_actor")
+        require_positive(self, "num_servers", "num_groups", "envs_per_actor")
 
 
 def open_source(flags: Flags, stop: StopRequest, ranks: Ranks = ALONE) -> Source:

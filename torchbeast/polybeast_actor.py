@@ -11,7 +11,6 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from libtorchbeast.env_host import HostConfig
 from libtorchbeast.helper_process import Helper
@@ -20,15 +19,15 @@ from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import Child, Supervisor
 from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at_game
 from torchbeast.envs.parallel import check_agents
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import check_model
-from torchbeast.polybeast_env import keep_alive, new_seed, run_program
+from torchbeast.polybeast_env import ActorOptions, keep_alive, new_seed, run_program
 from torchbeast.run.flags import num_cores
 from torchbeast.run.remote_actor import ActorConfig
 
 
 @dataclass(frozen=True)
-class Flags(EnvOptions, Security):
+class Flags(EnvOptions, Security, ActorOptions):
     """Run environments, and the model that acts in them, for a PolyBeast learner elsewhere."""
 
     connect: str = ""
@@ -37,13 +36,6 @@ class Flags(EnvOptions, Security):
     """Processes."""
     envs_per_actor: int = 16
     """Environments of a process; they step together, with one forward pass."""
-    model: str | None = None
-    """package.module:Class if the learner's model is such a class of your own: what a learner names
-    runs only if it is named here, too."""
-    weights_dtype: Literal["float32", "bf16"] = "float32"
-    """How weights travel: bf16 takes half of the bytes."""
-    autocast: Literal["none", "bf16"] = "none"
-    """Let the forward pass run in bfloat16 where that is safe; V-trace makes up for it."""
     env_timeout_s: float = 120.0
     """A process whose environments take longer for one step is killed and restarted."""
     seed: int | None = None
@@ -51,9 +43,7 @@ class Flags(EnvOptions, Security):
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
-        for name in ("num_actors", "envs_per_actor", "env_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
+        require_positive(self, "num_actors", "envs_per_actor", "env_timeout_s")
         if not self.connect:
             raise UsageError(
                 "--connect must be the address of a learner that listens, got none; give it as "

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import tyro
 
@@ -29,7 +29,7 @@ from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import CANNOT_WORK, NEVER_WORKED, Child, NobodyLeft, Supervisor
 from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at_game
 from torchbeast.envs.parallel import check_agents
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.run.signals import StopRequest
 
 logger = logging.getLogger("torchbeast")
@@ -50,6 +50,19 @@ class ClientFlags(Protocol):
 
 
 FlagsT = TypeVar("FlagsT", bound=ClientFlags)
+
+
+@dataclass(frozen=True)
+class ActorOptions:
+    """Of actors that carry the model; see polybeast_actor.py."""
+
+    model: str | None = None
+    """package.module:Class if actors carry a model that is such a class of your own: what a learner
+    names runs only if it is named here, too."""
+    weights_dtype: Literal["float32", "bf16"] = "float32"
+    """How weights travel to actors: bf16 takes half of the bytes."""
+    autocast: Literal["none", "bf16"] = "none"
+    """Let actors' forward pass run in bfloat16 where that is safe; V-trace makes up for it."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +101,7 @@ class Flags(EnvOptions, Security):
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
-        for name in ("num_servers", "envs_per_server", "env_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} must be more than 0, got {value}.")
+        require_positive(self, "num_servers", "envs_per_server", "env_timeout_s")
         check_env(self.env_options)
         try:
             for number in range(self.num_servers):
@@ -195,12 +205,9 @@ def run_program(
         flags = tyro.cli(flags_class, args=args, use_underscores=True)
         flags.validate()
         return run(flags.fit_games())
-    except UsageError as error:
+    except (UsageError, NobodyLeft) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except NobodyLeft as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 def main(args: list[str] | None = None) -> int:

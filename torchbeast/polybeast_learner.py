@@ -24,7 +24,7 @@ import libtorchbeast
 import nest
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rows import TORCHBEAST_FIELDS, Row, Spec
-from libtorchbeast.rpc.address import Address, server_address
+from libtorchbeast.rpc.address import Address, listening_address, server_address
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
@@ -40,13 +40,11 @@ from torchbeast.core.ranks import ALONE, Place, Ranks
 from torchbeast.core.settings import Settings, settings_of
 from torchbeast.core.stats import RunningStats
 from torchbeast.envs import REMOTE
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import as_output, build_model
-from torchbeast.models.net import Net
+from torchbeast.models.agent import Net
 from torchbeast.report import log_to_terminal
-from torchbeast.run.addresses import own_address
 from torchbeast.run.batch_size import BatchSize, check_target
-from torchbeast.run.build_learner import build_learner
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.connections import Connections
 from torchbeast.run.env_sources import RemoteEnvironments, Source
@@ -56,16 +54,12 @@ from torchbeast.run.model_offer import ModelOffers
 from torchbeast.run.model_size import check_fits, most_rollouts
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
-from torchbeast.run.training import UPDATE_S, Run, run_training
-from torchbeast.run.utilization import Stages
+from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
+from torchbeast.run.utilization import Stages, Trace
 from torchbeast.runtime.actor_model import ActorModel, num_copies
-from torchbeast.runtime.device import own_device
-from torchbeast.runtime.idle_rank import attend_rounds
-from torchbeast.runtime.malloc import keep_freed_memory
-from torchbeast.runtime.process_group import join_ranks
-from torchbeast.runtime.seeding import seed_everything
+from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
+from torchbeast.runtime.process_group import attend_rounds, join_ranks
 from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
-from torchbeast.runtime.trace import Trace
 
 __all__ = [
     "Net",
@@ -141,7 +135,7 @@ class Flags(TrainingFlags, Security):
     def listen_at(self) -> list[str]:
         """Of several learners on a machine, each has a port or a path of its own."""
         given = [address.strip() for address in self.listen.split(",") if address.strip()]
-        return [own_address(address, Place.find()) for address in given]
+        return [listening_address(address, Place.find().local_rank) for address in given]
 
     @property
     def dial(self) -> list[str]:
@@ -198,12 +192,9 @@ class Flags(TrainingFlags, Security):
 
     def validate(self) -> None:
         super().validate()
-        self.require_positive("num_inference_threads", "num_learner_threads", "num_gateways")
-        self.require_positive("connections_per_s", "env_timeout_s")
-        self.require_positive("max_stream_envs", "max_client_envs")
-        for name in ("num_actors", "num_servers"):
-            if getattr(self, name) is not None:
-                self.require_positive(name)
+        require_positive(self, "num_inference_threads", "num_learner_threads", "num_gateways")
+        require_positive(self, "connections_per_s", "env_timeout_s", "num_actors", "num_servers")
+        require_positive(self, "max_stream_envs", "max_client_envs")
         try:
             for address in self.dial:
                 self.check_dialing(address)

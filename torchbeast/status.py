@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from libtorchbeast.text import table
 from torchbeast.run.connections import COLUMNS, FILE
 from torchbeast.run.flags import TrainingFlags
 
@@ -45,12 +46,9 @@ def describe(folder: Path) -> str:
     age_s = time.time() - path.stat().st_mtime
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    table = [list(COLUMNS), *([row.get(name) or "-" for name in COLUMNS] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-             for line in table]  # fmt: skip
+    shown = table([COLUMNS, *([row.get(name) or "-" for name in COLUMNS] for row in rows)])
     when = f"{age_s:.0f} s ago" + (", when the run ended" if age_s > OLD_S else "")
-    return "\n".join([f"{folder.resolve()}, {when}", *lines])
+    return f"{folder.resolve()}, {when}\n{shown}"
 
 
 if __name__ == "__main__":

@@ -24,13 +24,15 @@ from libtorchbeast.rpc.actor_messages import (
     encode_actor_hello,
     encode_request,
 )
-from libtorchbeast.rpc.env_client import (
+from libtorchbeast.rpc.dialing import (
     FLUSH_S,
     NO_LINK,
     LearnerGone,
     Redial,
     Unfit,
     dial_call,
+    finish_writing,
+    kept_connections,
     token_now,
 )
 from libtorchbeast.rpc.grpc_loops import first_of
@@ -69,7 +71,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._outgoing: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self._ended_by: Exception | None = None  # if it is by this end
-        self._assembly = Assembly(welcome.tensor_sizes)
+        self._assembly = Assembly(welcome.weights_bytes)
 
     # For the thread that acts.
 
@@ -141,7 +143,7 @@ class Session:
             message = await self._outgoing.get()
             if isinstance(message, Exception):
                 # While `receive` reads on: when its read is cancelled, grpc drops what was written.
-                await _close(call)
+                await finish_writing(call)
                 await asyncio.sleep(FLUSH_S)  # `receive` ends before, if the learner answers
                 raise message
             await call.write(message)
@@ -220,14 +222,13 @@ class ActorLink:
         self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
         if not self._is_stopped:
             await first_of(
-                _until(stopped), watch(streams, lambda: None), self._keep_dialing(streams)
+                stopped.wait(), watch(streams, lambda: None), self._keep_dialing(streams)
             )
 
     async def _keep_dialing(self, streams: set[Any]) -> None:
         """One stream after the other, until this end's environments have failed."""
         redial = Redial(self._address, "this actor", RepeatFilter())
-        kept: list[Any] = []
-        try:
+        async with kept_connections() as kept:
             while True:
                 try:
                     await self._play(streams, kept, redial)
@@ -238,9 +239,6 @@ class ActorLink:
                     if isinstance(error, Refused) and error.code == "UNIMPLEMENTED":
                         error = Refused(error.code, OLD_LEARNER)
                     await asyncio.sleep(redial.pause_after(error))
-        finally:
-            for channel in kept:
-                await channel.close()
 
     async def _play(self, streams: set[Any], kept: list[Any], redial: Redial) -> None:
         token = token_now(self._security)
@@ -262,16 +260,3 @@ class ActorLink:
                 await first_of(session.receive(call), session.transmit(call))
             finally:
                 session.end()
-
-
-async def _until(event: asyncio.Event) -> None:
-    await event.wait()
-
-
-async def _close(call: Any) -> None:
-    """After what was written has gone out, if anybody reads it."""
-    import grpc.aio
-
-    with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError):
-        async with asyncio.timeout(FLUSH_S):
-            await call.done_writing()

@@ -9,8 +9,8 @@ import numpy as np
 from libtorchbeast.rollouts import MODEL_FLAGS, ModelOffer
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.handshake import DTYPES as ARRAY_DTYPES
 from libtorchbeast.rpc.handshake import (
+    DTYPES,
     MAX_DIMENSIONS,
     MAX_NAME,
     MAX_TEXT,
@@ -32,7 +32,7 @@ from libtorchbeast.rpc.messages import (
     parse_handshake,
     spec_from_message,
 )
-from libtorchbeast.rpc.weights import BFLOAT16, DTYPES, Version, sent_dtype
+from libtorchbeast.rpc.weights import BFLOAT16, WEIGHTS_DTYPES, Version, sent_dtype
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.text import printable
 
@@ -41,7 +41,6 @@ MAX_WEIGHTS_BYTES = 1 << 34  # that an actor takes from a learner
 MAX_UNROLL_LENGTH = 1 << 16
 MAX_WELCOME_BYTES = 1 << 22
 MAX_ROLLOUTS_AHEAD = 64  # which an actor may have to keep
-_ROLLOUT_TAG = pb.ActorMessage.ROLLOUT_FIELD_NUMBER << 3 | 2
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,9 @@ class Welcome:
     max_policy_lag: int | None
 
     @property
-    def tensor_sizes(self) -> list[tuple[str, int]]:
-        return [(name, size_of(dtype, shape)) for name, dtype, shape in self.tensors]
+    def weights_bytes(self) -> int:
+        """As they are sent."""
+        return sum(size_of(dtype, shape) for _, dtype, shape in self.tensors)
 
 
 def size_of(dtype: str, shape: tuple[int, ...]) -> int:
@@ -82,10 +82,10 @@ def decode_actor_hello(data: bytes, max_row_bytes: int) -> tuple[Hello, str]:
     if kind != "hello":
         raise invalid(f"The first message must be an ActorHello, got {kind or 'an empty one'}.")
     hello = hello_from_message(message.hello.hello, max_row_bytes, has_model=True)
-    dtype = message.hello.weights_dtype or DTYPES[0]
-    if dtype not in DTYPES:
+    dtype = message.hello.weights_dtype or WEIGHTS_DTYPES[0]
+    if dtype not in WEIGHTS_DTYPES:
         shown = printable(dtype[:MAX_NAME])
-        raise invalid(f"weights_dtype must be one of {', '.join(DTYPES)}, got {shown!r}.")
+        raise invalid(f"weights_dtype must be one of {', '.join(WEIGHTS_DTYPES)}, got {shown!r}.")
     return hello, dtype
 
 
@@ -164,17 +164,12 @@ def _tensors_in(welcome: pb.Welcome) -> tuple[tuple[str, str, tuple[int, ...]], 
 
 
 def _checked(dtype: str) -> str:
-    if dtype not in ARRAY_DTYPES:
+    if dtype not in DTYPES:
         raise invalid(
-            f"A dtype must be one of {', '.join(sorted(ARRAY_DTYPES))}, got "
+            f"A dtype must be one of {', '.join(sorted(DTYPES))}, got "
             f"{printable(dtype[:MAX_NAME])!r}."
         )
     return dtype
-
-
-def is_rollout(data: bytes) -> bool:
-    """Whether an actor's message is one; the others are small."""
-    return data[:1] == bytes([_ROLLOUT_TAG])
 
 
 def decode_request(data: bytes) -> int:

@@ -56,6 +56,17 @@ def server_address(basename: str, number: int) -> str:
     return f"{basename.rpartition(':')[0]}:{where.port + number}"
 
 
+def listening_address(address: str, number: int) -> str:
+    """Where the `number`-th of several programs of a machine listens that are given one address.
+
+    The first there, the next at the next port or `<path>.1`, and so on. Port 0, any that is free,
+    is that for all of them.
+    """
+    where = Address.parse(address)
+    is_any_port = not where.path and where.port == 0
+    return address if number == 0 or is_any_port else server_address(address, number)
+
+
 def is_ours(path: str) -> bool:
     """Whether a unix socket belongs to this user or to root: others may be anybody."""
     return os.stat(path).st_uid in (os.geteuid(), 0)

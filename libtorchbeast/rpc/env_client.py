@@ -9,71 +9,32 @@ import contextlib
 import gc
 import logging
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Broken, Group
-from libtorchbeast.host_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
+from libtorchbeast.host_socket import JsonSocket
+from libtorchbeast.lane_scheduler import Turns, pause
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops
-from libtorchbeast.rpc.address import Address, dial_unix, is_ours
-from libtorchbeast.rpc.env_server import lane_in
-from libtorchbeast.rpc.handshake import (
-    FINISHED,
-    MAX_TEXT,
-    Greeting,
-    Hello,
-    Refused,
-    greeting_from_json,
-    invalid,
-    refusal_from_json,
+from libtorchbeast.rpc.address import Address
+from libtorchbeast.rpc.dialing import (
+    NO_LINK,
+    LanesImpossible,
+    Redial,
+    dial_lane,
+    dial_stream,
+    finish_writing,
+    kept_connections,
+    token_now,
+    why_closed,
 )
-from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.handshake import MAX_TEXT, Hello, invalid
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
-from libtorchbeast.supervisor import FULL_JITTER, BackOff
-from libtorchbeast.text import printable
 
 logger = logging.getLogger("torchbeast")
-
-HANDSHAKE_S = 150.0  # a learner may be building its model
-ACTION_S = 600.0  # and may be held up for a while later, too
-FLUSH_S = 2.0
-REASON_S = 1.0  # for a learner that closed a lane to say why
-STOP_S = 1.0
-REFUSED_S, MAX_REFUSED_S = 5.0, 60.0  # between calls of a learner that does not want us
-
-
-class LearnerGone(Exception):
-    """The connection is lost, or there is none yet; dial again."""
-
-    def __init__(self, text: str = "", retry_s: float | None = None, code: str = "") -> None:
-        """`retry_s`: when, if the learner said so with a status of this `code`."""
-        super().__init__(text)
-        self.retry_s = retry_s
-        self.is_too_early = retry_s is not None and code == "RESOURCE_EXHAUSTED"
-
-
-class NotReady(Exception):
-    """This end's own token or certificates cannot be used now; they may be being replaced."""
-
-
-class Unfit(BadAnswer):
-    """This end can do nothing with what the learner works with."""
-
-
-class LearnerFinished(LearnerGone):
-    """Training is finished: this learner takes no more steps."""
-
-
-class LanesImpossible(Exception):
-    """Who listens at this socket hands over no lanes; speak gRPC."""
-
-
-NO_LINK = (LearnerGone, Refused, BadAnswer, NotReady)
-"""Why environments wait, and dial again."""
 
 
 class EnvironmentClient:
@@ -175,304 +136,36 @@ class EnvironmentClient:
         self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
         if self._is_stopped:
             return
-        watcher = asyncio.create_task(watch(streams, self._tick))
-        players = [asyncio.create_task(self._play_streams(group, streams)) for group in groups]
-        waiter = asyncio.create_task(stopped.wait())
-        try:
-            ended, _ = await asyncio.wait([waiter, *players], return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                task.result()  # raises what ended it
-        finally:
-            for task in (watcher, waiter, *players):
-                task.cancel()
-            await asyncio.gather(watcher, waiter, *players, return_exceptions=True)
+        players = (self._play_streams(group, streams) for group in groups)
+        await grpc_loops.first_of(stopped.wait(), watch(streams, self._tick), *players)
 
     async def _play_streams(self, group: Group, streams: set[Any]) -> None:
-        kept: list[Any] = []
-        try:
-            await self._keep_dialing(group, streams, kept)
-        finally:
-            for channel in kept:
-                await channel.close()
-
-    async def _keep_dialing(self, group: Group, streams: set[Any], kept: list[Any]) -> None:
         """One stream after the other."""
         redial = self._redial()
-        while True:
-            try:
-                dialled = dial_stream(
-                    self._address, self._security, self._hello(group), streams, kept
-                )
-                async with dialled as (call, link, greeting):
-                    redial.succeeded()
-                    try:
-                        await play(group, link, self._tick, greeting.knows_truncation)
-                    except Broken:
-                        await send_failure(call, traceback.format_exc())
-                        raise
-                    except BadAnswer as error:
-                        await send_failure(call, str(error))
-                        raise
-            except NO_LINK as error:
-                await asyncio.sleep(redial.pause_after(error))
+        async with kept_connections() as kept:
+            while True:
+                try:
+                    hello = self._hello(group)
+                    dialled = dial_stream(self._address, self._security, hello, streams, kept)
+                    async with dialled as (call, link, greeting):
+                        redial.succeeded()
+                        await self._play(group, call, link, greeting.knows_truncation)
+                except NO_LINK as error:
+                    await asyncio.sleep(redial.pause_after(error))
 
+    async def _play(self, group: Group, call: Any, link: Any, knows_truncation: bool) -> None:
+        """On one stream, until it ends; says why if it is for something at this end."""
+        from libtorchbeast.rpc.messages import encode_failure
 
-# ---------------------------------------------------------------------------------------- dialing
-
-
-class Redial:
-    """When to dial the learner again, and what the log says meanwhile."""
-
-    def __init__(self, address: str, who: str, repeats: RepeatFilter) -> None:
-        """`who` dials; `repeats` says how often what is shown."""
-        self._address = address
-        self._who = who
-        self._repeats = repeats
-        self._back_off = dialing_back_off()
-        self._refusals = BackOff(REFUSED_S, MAX_REFUSED_S)
-
-    def succeeded(self) -> None:
-        self._log(f"Playing with the learner at {self._address}.")
-        self._back_off.reset()
-
-    def pause_after(self, error: Exception) -> float:
-        """Log why there is no link, and say how long to wait before the next call."""
-        why = str(error).rstrip(".")
-        if isinstance(error, LearnerGone):
-            self._log(f"No learner at {self._address}: {why}. Dialing again.")
-            return pause_of(error, self._back_off)
-        what = f"The learner at {self._address} refused {self._who}"
-        if isinstance(error, Unfit):
-            what = f"The learner at {self._address} is none for {self._who}"
-        elif isinstance(error, BadAnswer):
-            what = f"The learner at {self._address} sent what breaks a rule"
-        elif isinstance(error, NotReady):
-            what = f"{self._who.capitalize()} cannot dial {self._address}"
-        self._log(f"{what}: {why}. Asking again now and then.", logging.WARNING)
-        return self._refusals.next_s()
-
-    def _log(self, text: str, level: int = logging.INFO) -> None:
-        shown = self._repeats.take(text)
-        if shown is not None:
-            logger.log(level, "%s", shown)
-
-
-def token_now(security: Security) -> str:
-    """Read at each call, as it may have been replaced; `NotReady`."""
-    try:
-        return security.read_token()
-    except ValueError as error:
-        raise NotReady(str(error)) from error
-
-
-async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, Greeting]:
-    """Introduce environments to a learner of this machine, and wait for a lane (in `Turns`).
-
-    `LearnerGone`, `Refused`, `BadAnswer` or `LanesImpossible`. The connection must be closed after
-    use.
-    """
-    try:
-        connection = JsonSocket(dial_unix(Address.parse(address).path))
-    except OSError as error:
-        raise LearnerGone(str(error)) from error
-    try:
-        connection.send("hello", **hello.to_json())
-        message = await next_message(connection, HANDSHAKE_S)
-        if message["kind"] == "refused":
-            raise refusal_from_json(message)
-        greeting = understood(message)
-        lane = lane_in(await next_message(connection, HANDSHAKE_S), hello)
-        if lane is None:
-            raise LanesImpossible("The descriptor was lost.")
-        link = LaneLink(lane, connection)
-        await link.attach()
-        return connection, link, greeting
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, UnknownProtocol):
-            raise LanesImpossible(str(error)) from error
-        if isinstance(error, (EOFError, OSError, TimeoutError, LaneClosed)):
-            raise LearnerGone(str(error) or "It closed the connection.") from error
-        if isinstance(error, Refused):
-            raise meaning_of(error) from error
-        raise
-
-
-def meaning_of(refused: Refused) -> Refused | LearnerGone:
-    """`LearnerGone` if nothing is to be corrected at this end."""
-    if refused.code in Refused.PERMANENT:
-        return refused
-    kind = LearnerFinished if refused.code == FINISHED else LearnerGone
-    return kind(str(refused), refused.retry_s, refused.code)
-
-
-def dialing_back_off() -> BackOff:
-    """Many may have lost the same learner at the same moment."""
-    return BackOff(jitter=FULL_JITTER)
-
-
-def pause_of(error: Exception, back_off: BackOff) -> float:
-    """Before the next call: longer and longer, and no shorter than the learner said."""
-    return max(back_off.next_s(), getattr(error, "retry_s", None) or 0.0)
-
-
-async def why_closed(link: LaneLink, connection: Any) -> Refused | LearnerGone:
-    """What the learner said when it closed a lane, if it does so soon (in `Turns`)."""
-    message = link.message
-    if message is None:
-        with contextlib.suppress(EOFError, OSError, TimeoutError, UnknownProtocol):
-            message = await next_message(connection, REASON_S)
-    if message is None or message["kind"] != "refused":
-        return LearnerGone("It closed the lane.")
-    return meaning_of(refusal_from_json(message))
-
-
-def understood(message: dict[str, Any]) -> Greeting:
-    """`BadAnswer` unless it is a Greeting of a version that we speak."""
-    try:
-        return greeting_from_json(message)
-    except Refused as error:
-        raise BadAnswer(str(error)) from error
+        try:
+            await play(group, link, self._tick, knows_truncation)
+        except (Broken, BadAnswer) as error:
+            text = traceback.format_exc() if isinstance(error, Broken) else str(error)
+            await finish_writing(call, encode_failure(text))
+            raise
 
 
 def _refuse(connection: JsonSocket, error: BadAnswer) -> None:
     refused = invalid(str(error))
     with contextlib.suppress(OSError):  # nobody may be there to hear it
         connection.send("refused", code=refused.code, text=str(refused))
-
-
-@contextlib.asynccontextmanager
-async def dial_stream(
-    address: str,
-    security: Security,
-    hello: Hello,
-    streams: set[Any],
-    kept: list[Any] | None = None,
-) -> AsyncIterator[Any]:
-    """(call, link, greeting) of a gRPC stream of environments to a learner; see `dial_call`."""
-    import grpc.aio
-
-    from libtorchbeast.rpc.grpc_exchange import exchange
-    from libtorchbeast.rpc.grpc_streams import LinkLost, StreamLink
-    from libtorchbeast.rpc.messages import LEARNER_METHOD, decode_greeting, encode_hello
-
-    first = encode_hello(hello)
-    dialled = dial_call(LEARNER_METHOD, address, security, hello.token, first, streams, kept)
-    async with dialled as (call, data, stream):
-
-        async def show(data: bytes) -> bytes:
-            data = await exchange(call, data)
-            if data is grpc.aio.EOF:
-                raise LinkLost("The learner closed the stream.")
-            return data
-
-        link = StreamLink(hello, show, stream, ACTION_S)
-        yield call, link, decode_greeting(data)
-
-
-@contextlib.asynccontextmanager
-async def dial_call(
-    method: tuple[str, str],
-    address: str,
-    security: Security,
-    token: str,
-    first: bytes,
-    streams: set[Any],
-    kept: list[Any] | None = None,
-) -> AsyncIterator[Any]:
-    """(call, answer, stream) of a call of a learner (in asyncio), after a `first` message.
-
-    One of `NO_LINK`, also while it is in use. The connection of a call that is to be made again
-    soon is in `kept` afterwards, and is taken from there: another handshake would cost both ends
-    more than the call.
-    """
-    import grpc
-    import grpc.aio
-
-    from libtorchbeast.rpc.grpc_exchange import exchange
-    from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, watched
-    from libtorchbeast.rpc.messages import token_metadata
-
-    check_owner(address)
-    try:
-        channel = kept.pop() if kept else security.aio_channel(address, Limits())
-    except ValueError as error:
-        raise NotReady(str(error)) from error
-    call: Any = None
-    is_kept = False
-    try:
-        async with watched(streams, address) as stream:
-            metadata = token_metadata(token)
-            call = channel.stream_stream("/" + "/".join(method))(metadata=metadata)
-            stream.expect(ANSWER, HANDSHAKE_S)
-            await call.wait_for_connection()
-            # In one operation: a failed `write` would hide the status of who refuses early.
-            data = await exchange(call, first)
-            if data is grpc.aio.EOF:
-                raise LearnerGone("It closed the stream.")
-            stream.has_done(ANSWER)
-            yield call, data, stream
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-        is_status = isinstance(error, grpc.aio.AioRpcError)
-        ended = end_of_call(error if is_status else await status_of(call))
-        is_kept = kept is not None and getattr(ended, "is_too_early", False)
-        raise ended from error
-    except LinkLost as error:
-        raise LearnerGone(str(error)) from error
-    except Refused as error:  # by this end: an answer that breaks a rule
-        if error.code in Refused.PERMANENT:
-            raise BadAnswer(str(error)) from error
-        raise LearnerGone(str(error)) from error
-    finally:
-        if is_kept:
-            assert kept is not None
-            kept.append(channel)
-        else:
-            await channel.close()
-
-
-async def status_of(call: Any) -> Any:
-    """How a call ended, if it says so soon."""
-    try:
-        async with asyncio.timeout(STOP_S):
-            return await call.code(), await call.details(), await call.trailing_metadata()
-    except TimeoutError:
-        return None
-
-
-def end_of_call(error: Any) -> Exception:
-    """What a status means to who dialled."""
-    if error is None:
-        return LearnerGone("The connection was lost.")
-    from libtorchbeast.rpc.messages import retry_s_in
-
-    if not isinstance(error, tuple):
-        error = error.code(), error.details(), error.trailing_metadata()
-    code, details, metadata = error
-    if code.name == "INTERNAL":  # all that grpc knows of a stream that is ended while it is written
-        return LearnerGone(
-            "It ended the stream at once; the token may be another, there may be no place left, or "
-            "it is ending."
-        )
-    text = printable(details or code.name)
-    return meaning_of(Refused(code.name, text, retry_s_in(metadata)))
-
-
-async def send_failure(call: Any, text: str) -> None:
-    """What the environments failed with, if anybody listens."""
-    import grpc.aio
-
-    from libtorchbeast.rpc.messages import encode_failure
-
-    with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError):
-        async with asyncio.timeout(FLUSH_S):
-            await call.write(encode_failure(text))
-            await call.done_writing()
-
-
-def check_owner(address: str) -> None:
-    """Another user's socket does not get our token; `LearnerGone` if it is one."""
-    path = Address.parse(address).path
-    with contextlib.suppress(FileNotFoundError):
-        if path and not is_ours(path):
-            raise LearnerGone(f"The socket {path} belongs to another user; it is not called.")

@@ -30,7 +30,7 @@ from libtorchbeast.shared_memory import give_memory_back, raise_oom_score
 
 async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
     """Until the learner says so, or is gone."""
-    line = LearnerLine(config.control_fd, config.wakeup_fd, config.make_limits())
+    line = LearnerLine(config.control_fd, config.wakeup_fd, config.limits)
     asyncio.get_running_loop().set_exception_handler(line.report_lost_error)
     streams: set[Watched] = set()
     listener = Listener(config, line, streams)
@@ -62,10 +62,10 @@ async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
 def main(text: str) -> None:
     values = json.loads(text)
     supervisor = SupervisorLine(values.pop("line"))
-    config = GatewayConfig(**values)
+    config = GatewayConfig.from_json(values)
     raise_oom_score()
     give_memory_back()
-    allow_descriptors(DESCRIPTORS_PER_STREAM * config.limits["max_streams"])
+    allow_descriptors(DESCRIPTORS_PER_STREAM * config.limits.max_streams)
     try:
         asyncio.run(run(config, supervisor))
     except Exception:

@@ -55,19 +55,18 @@ class GatewayConfig:
     wakeup_fd: int
     listen: list[str]
     dial: list[str]
-    security: dict[str, Any]
-    limits: dict[str, Any]
+    security: Security
+    limits: Limits
     share_port: bool
     knows_truncation: bool
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "security": self.security.to_json()}
 
-    def make_security(self) -> Security:
-        return Security.from_json(self.security)
-
-    def make_limits(self) -> Limits:
-        return Limits(**self.limits)
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "GatewayConfig":
+        security, limits = Security.from_json(values["security"]), Limits(**values["limits"])
+        return cls(**{**values, "security": security, "limits": limits})
 
     def greeting(self, token: str = "") -> Greeting:
         return Greeting("learner", token, self.knows_truncation)

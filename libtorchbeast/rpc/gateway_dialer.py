@@ -10,9 +10,8 @@ import grpc.aio
 from libtorchbeast.host_socket import UnknownProtocol
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
 from libtorchbeast.rpc.gateway_config import GatewayConfig
-from libtorchbeast.rpc.gateway_streams import Carrier
-from libtorchbeast.rpc.grpc_exchange import exchange
-from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched, watched
+from libtorchbeast.rpc.gateway_streams import carry_steps
+from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched, exchange, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json
 from libtorchbeast.rpc.lane_handover import Host, hand_over, raise_for_message
 from libtorchbeast.rpc.learner_line import LearnerLine
@@ -35,9 +34,8 @@ class Dialer:
         self._config = config
         self._line = line
         self._streams = streams
-        self._security = config.make_security()
-        self._limits = config.make_limits()
-        self._carrier = Carrier(line, self._limits)
+        self._security = config.security
+        self._limits = config.limits
         self._callers: dict[str, list[asyncio.Task[None]]] = {}  # of each address that is dialled
         self._hands_over_no_lanes: set[str] = set()  # of the unix sockets that are dialled
 
@@ -141,7 +139,7 @@ class Dialer:
                 stream.expect(STEP, self._limits.step_s)
                 return await exchange(call, data)
 
-            await self._carrier.play(stream, hello, call.read, answer)
+            await carry_steps(self._line, stream, hello, call.read, answer)
         finally:
             await channel.close()
 
@@ -156,6 +154,6 @@ class Dialer:
                 raise_for_message(message)
             hello = hello_from_json(message, self._limits.max_message_bytes)
             self._have_callers(stream.peer, hello.num_streams)
-            await hand_over(stream, hello, host, self._line, self._limits.step_s)
+            await hand_over(stream, hello, host, self._line)
         finally:
             host.close()

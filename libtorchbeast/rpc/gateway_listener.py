@@ -20,9 +20,8 @@ from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc.actor_messages import decode_actor_hello
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
 from libtorchbeast.rpc.certificates import CallerCheck
-from libtorchbeast.rpc.gateway_actors import ActorCarrier
 from libtorchbeast.rpc.gateway_config import GatewayConfig
-from libtorchbeast.rpc.gateway_streams import Carrier
+from libtorchbeast.rpc.gateway_streams import carry_rollouts, carry_steps
 from libtorchbeast.rpc.grpc_relay import private_address, relay
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, STEP, Watched, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json, status_text
@@ -58,6 +57,7 @@ class _Server:
 
 
 _Play = Callable[[Watched, Any], Awaitable[None]]
+_Decode = Callable[[bytes, int], Any]
 ENVIRONMENTS, ACTOR = "Environments were", "An actor was"  # refused
 
 
@@ -67,10 +67,8 @@ class Listener:
         self._config = config
         self._line = line
         self._streams = streams
-        self._security = config.make_security()
-        self._limits = config.make_limits()
-        self._carrier = Carrier(line, self._limits)
-        self._actor_carrier = ActorCarrier(line, self._limits)
+        self._security = config.security
+        self._limits = config.limits
         self._admission = Admission(self._limits)
         self._check_caller = CallerCheck(self._security, is_learner_expected=False)
         self._refusing = asyncio.Semaphore(MAX_REFUSING)
@@ -201,17 +199,20 @@ class Listener:
     async def _serve_host(self, host: Host) -> None:
         """One host of this machine that dialled in."""
 
+        def check_token(token: str) -> None:
+            self._check_caller(token, {})
+
         async def serve(stream: Watched) -> None:
             self._admission.count(stream)
             with self._admission.introduction(stream):
                 message = await host.next(self._limits.handshake_s)
                 if message is None or message["kind"] != "hello":
                     return
-                hello = hello_from_json(message, self._limits.max_message_bytes, self._check_token)
+                hello = hello_from_json(message, self._limits.max_message_bytes, check_token)
             stream.is_authenticated = True
             with self._admission.play():
                 host.send("greeting", **self._config.greeting().to(hello).to_json())
-                await hand_over(stream, hello, host, self._line, self._limits.step_s)
+                await hand_over(stream, hello, host, self._line)
 
         refusal = await self._guard("unix:", serve, ENVIRONMENTS)
         if refusal is not None:
@@ -242,12 +243,7 @@ class Listener:
 
     async def _play(self, stream: Watched, context: Any) -> None:
         """Environments."""
-        with self._introduction(stream):
-            data = await context.read()
-            if data is grpc.aio.EOF:
-                return
-            hello = decode_hello(data, self._limits.max_message_bytes)
-        stream.is_authenticated = True
+        hello = await self._introduction(stream, context, decode_hello)
 
         async def exchange(data: bytes) -> Any:
             stream.expect(READ, self._limits.write_s)
@@ -259,25 +255,27 @@ class Listener:
         with self._admission.play():
             greeting = encode_greeting(self._config.greeting().to(hello))
             accept = functools.partial(context.write, greeting)
-            await self._carrier.play(stream, hello, context.read, exchange, accept)
+            await carry_steps(self._line, stream, hello, context.read, exchange, accept)
 
     async def _act(self, stream: Watched, context: Any) -> None:
         """An actor that carries the model."""
-        with self._introduction(stream):
-            data = await context.read()
-            if data is grpc.aio.EOF:
-                return
-            hello, dtype = decode_actor_hello(data, self._limits.max_message_bytes)
-        stream.is_authenticated = True
+        hello, dtype = await self._introduction(stream, context, decode_actor_hello)
         greeting = self._config.greeting().to(hello)
         with self._admission.play():
-            await self._actor_carrier.play(
-                stream, hello, dtype, greeting, context.read, context.write
+            await carry_rollouts(
+                self._line, stream, hello, dtype, greeting, context.read, context.write
             )
 
-    def _introduction(self, stream: Watched) -> contextlib.AbstractContextManager[None]:
+    async def _introduction(self, stream: Watched, context: Any, decode: _Decode) -> Any:
+        """What its first message says; EOFError if it leaves before."""
         has_token = self._check_caller.knows_token
-        return self._admission.introduction(stream, has_token=has_token)
+        with self._admission.introduction(stream, has_token=has_token):
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                raise EOFError
+            said = decode(data, self._limits.max_message_bytes)
+        stream.is_authenticated = True
+        return said
 
     async def _guard(
         self, peer: str, serve: Callable[[Watched], Awaitable[None]], who: str
@@ -310,6 +308,3 @@ class Listener:
         texts = None if is_authenticated else self._unauthenticated_texts
         if error.code != "UNAVAILABLE":
             self._line.report(f"{what}: {error}", peer, texts=texts)
-
-    def _check_token(self, token: str) -> None:
-        self._check_caller(token, {})

@@ -224,8 +224,8 @@ class Gateways:
             wakeup_fd=gateway.wakeup_read_fd,
             listen=gateway.listen,
             dial=gateway.dial,
-            security=self._config.security.to_json(),
-            limits=dataclasses.asdict(self._config.limits),
+            security=self._config.security,
+            limits=self._config.limits,
             share_port=self._config.num_gateways > 1,
             knows_truncation=self._config.knows_truncation,
         )

@@ -1,26 +1,48 @@
-"""What a gateway does with a stream that has introduced itself: rows go to a lane, actions back."""
+"""What a gateway does with a stream that has introduced itself, while it plays.
 
+carry_steps     environments: rows go to a lane, actions back
+carry_rollouts  actors that carry the model: whole rollouts go to a lane, weights back
+"""
+
+import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import grpc.aio
 
 import nest
+from libtorchbeast.rollouts import RolloutSpec
 from libtorchbeast.rows import Spec
+from libtorchbeast.rpc.actor_messages import (
+    decode_request,
+    encode_taken,
+    encode_weights,
+    encode_welcome,
+)
 from libtorchbeast.rpc.clients import client_of
+from libtorchbeast.rpc.grpc_loops import first_of
 from libtorchbeast.rpc.grpc_streams import (
     INTRODUCE,
     READ_GREETING,
+    READ_WEIGHTS,
     STEP,
     Exchange,
     Read,
     Watched,
 )
-from libtorchbeast.rpc.handshake import Hello
+from libtorchbeast.rpc.handshake import Greeting, Hello, invalid, no_descriptor_left
 from libtorchbeast.rpc.learner_line import LearnerLine
-from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.rollout_messages import RolloutReader, is_rollout
 from libtorchbeast.rpc.steps import StepReader, encode_actions
+from libtorchbeast.rpc.weights import Publication
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
+
+ROLLOUT = "sent a rollout"
+
+Write = Callable[[bytes], Awaitable[Any]]
 
 
 @contextlib.asynccontextmanager
@@ -38,52 +60,169 @@ async def lane_for(line: LearnerLine, stream: Watched, hello: Hello) -> AsyncIte
             line.lanes.release(lane)
 
 
-class Carrier:
-    """Carries rows and actions between streams and lanes."""
+# ------------------------------------------------------------------------------------------- steps
 
-    def __init__(self, line: LearnerLine, limits: Limits) -> None:
-        self._line = line
-        self._limits = limits
 
-    async def play(
-        self,
-        stream: Watched,
-        hello: Hello,
-        read: Read,
-        exchange: Exchange,
-        accept: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Until the environments leave.
+async def carry_steps(
+    line: LearnerLine,
+    stream: Watched,
+    hello: Hello,
+    read: Read,
+    exchange: Exchange,
+    accept: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Until the environments leave.
 
-        `accept` is called once there is a lane. `exchange` writes actions and reads the next step,
-        which it expects in time.
-        """
-        async with lane_for(self._line, stream, hello) as lane:
-            with self._line.playing(hello, stream):
-                if accept is not None:
-                    stream.expect(READ_GREETING, self._limits.write_s)
-                    await accept()
-                    stream.has_done(READ_GREETING)
-                await self._carry(stream, lane, read, exchange)
+    `accept` is called once there is a lane. `exchange` writes actions and reads the next step,
+    which it expects in time.
+    """
+    async with lane_for(line, stream, hello) as lane:
+        with line.playing(hello, stream):
+            if accept is not None:
+                stream.expect(READ_GREETING, line.limits.write_s)
+                await accept()
+                stream.has_done(READ_GREETING)
+            await _carry(line, stream, lane, read, exchange)
 
-    async def _carry(self, stream: Watched, lane: Lane, read: Read, exchange: Exchange) -> None:
-        assert isinstance(lane.spec, Spec)
-        reader = StepReader(lane.spec, lane.num_envs, lane.rows)
-        actions = nest.flatten(lane.actions)
-        last_actions = nest.flatten(lane.rows["last_action"])
-        for last in last_actions:
-            last[...] = 0
-        stream.expect(STEP, self._limits.step_s)
-        data = await read()
-        while data is not grpc.aio.EOF:
-            stream.has_done(STEP)
-            reader.read(data)
+
+async def _carry(
+    line: LearnerLine, stream: Watched, lane: Lane, read: Read, exchange: Exchange
+) -> None:
+    assert isinstance(lane.spec, Spec)
+    reader = StepReader(lane.spec, lane.num_envs, lane.rows)
+    actions = nest.flatten(lane.actions)
+    last_actions = nest.flatten(lane.rows["last_action"])
+    for last in last_actions:
+        last[...] = 0
+    stream.expect(STEP, line.limits.step_s)
+    data = await read()
+    while data is not grpc.aio.EOF:
+        stream.has_done(STEP)
+        reader.read(data)
+        if reader.info:
+            lane.add_info(reader.info)
+        lane.send_rows()
+        if await line.lanes.wait_while(lane, AGENT) != ENVIRONMENT:
+            raise line.ending()
+        for last, action in zip(last_actions, actions, strict=True):
+            last[...] = action
+        stream.num_steps += 1
+        data = await exchange(encode_actions(lane.actions))
+
+
+# ---------------------------------------------------------------------------------------- rollouts
+
+
+async def carry_rollouts(
+    line: LearnerLine,
+    stream: Watched,
+    hello: Hello,
+    weights_dtype: str,
+    greeting: Greeting,
+    read: Read,
+    write: Write,
+) -> None:
+    """Until the actor leaves."""
+    async with lane_for(line, stream, hello) as lane:
+        publication = line.publication
+        if publication is None:  # its descriptor was lost
+            raise no_descriptor_left()
+        with line.playing(hello, stream):
+            stream.expect(READ_GREETING, line.limits.write_s)
+            await write(encode_welcome(publication.offer, greeting, weights_dtype))
+            stream.has_done(READ_GREETING)
+            actor = _Actor(line, stream, lane, publication, read, write)
+            await first_of(
+                actor.read_messages(), actor.carry_rollouts(), actor.send_weights(weights_dtype)
+            )
+
+
+@dataclass(eq=False)
+class _Actor:
+    """The stream of an actor, in three tasks: one reads what comes, one puts rollouts into the lane
+    and says when the learner has taken them, one sends weights to who asked for them.
+
+    A rollout is read ahead while the one before waits for the learner, so that a request for
+    weights behind it does not wait, too.
+    """
+
+    line: LearnerLine
+    stream: Watched
+    lane: Lane
+    publication: Publication
+    read: Read
+    write: Write
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _rollouts: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    _requests: asyncio.Queue[int] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    _is_asked: bool = False
+    _num_here: int = 0  # rollouts that were read and not taken
+    # The last two versions that were sent: with one of them the actor plays.
+    _sent: deque[int] = field(default_factory=lambda: deque(maxlen=2))
+
+    async def read_messages(self) -> None:
+        self._expect_rollout()
+        while True:
+            data = await self.read()
+            if data is grpc.aio.EOF:
+                return
+            if not is_rollout(data):
+                have = decode_request(data)
+                if self._is_asked:
+                    raise invalid("One request for weights at a time, got another one.")
+                self._is_asked = True
+                self._requests.put_nowait(have)
+                if self._may_be_late():
+                    self._expect_rollout()
+                continue
+            self._num_here += 1
+            self.stream.has_done(ROLLOUT)
+            await self._rollouts.put(data)
+            del data
+
+    async def carry_rollouts(self) -> None:
+        lane, lanes = self.lane, self.line.lanes
+        assert isinstance(lane.spec, RolloutSpec)
+        reader = RolloutReader(lane.spec, lane.num_envs, lane.rows)
+        while True:
+            reader.read(await self._rollouts.get(), self.publication.version)
             if reader.info:
                 lane.add_info(reader.info)
+            if reader.num_unsent:
+                self.line.clients.count_unsent(self.stream, reader.num_unsent)
             lane.send_rows()
-            if await self._line.lanes.wait_while(lane, AGENT) != ENVIRONMENT:
-                raise self._line.ending()
-            for last, action in zip(last_actions, actions, strict=True):
-                last[...] = action
-            stream.num_steps += 1
-            data = await exchange(encode_actions(lane.actions))
+            if await lanes.wait_while(lane, AGENT) != ENVIRONMENT:
+                raise self.line.ending()
+            self.stream.num_steps += lane.spec.unroll_length
+            await self._send(encode_taken(self.publication.version))
+            self._num_here -= 1
+            self._expect_rollout()
+
+    def _expect_rollout(self) -> None:
+        """In time from now on, unless one is here: then it is the learner that is waited for."""
+        if self._num_here == 0:
+            self.stream.expect(ROLLOUT, self.line.limits.rollout_s)
+
+    def _may_be_late(self) -> bool:
+        """Whether weights have become too old on their way, or while they were played with: an
+        actor sends no rollout then, and tries again with newer ones."""
+        most = self.publication.offer.max_policy_lag
+        if most is None or not self._sent:
+            return False
+        return self.publication.version - self._sent[0] > most
+
+    async def send_weights(self, dtype: str) -> None:
+        publication = self.publication
+        while True:
+            version = await publication.after(await self._requests.get(), dtype)
+            for start, data in version.pieces():
+                if start + len(data) == len(version.data):
+                    self._is_asked = False  # the next may come as soon as this one is read
+                    self._sent.append(version.number)
+                await self._send(encode_weights(version, start, data, publication.version))
+
+    async def _send(self, data: bytes) -> None:
+        async with self._writing:
+            self.stream.expect(READ_WEIGHTS, self.line.limits.write_s)
+            await self.write(data)
+            self.stream.has_done(READ_WEIGHTS)

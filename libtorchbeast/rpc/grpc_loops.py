@@ -36,7 +36,7 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
             _idle.append(loop)
 
 
-async def first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
+async def first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
     """Until one of them ends, or raises; none is left."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

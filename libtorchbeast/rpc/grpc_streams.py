@@ -6,6 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from grpc._cython import cygrpc
+
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rows import Row
 from libtorchbeast.rpc.handshake import Hello, Refused
@@ -68,6 +70,27 @@ async def watch(tasks: set[Watched], tick: Callable[[], None]) -> None:
         tick()
         for task in list(tasks):
             task.check()
+
+
+async def exchange(call: Any, data: bytes) -> Any:
+    """Write a message and read the next one, after others were; grpc.aio.EOF, or `AioRpcError`.
+
+    Over a call of grpc.aio that this end has made. Each of its own operations passes from the
+    thread that reads sockets through another socket to the event loop; here both are one.
+    `execute_batch` is no part of what grpc documents: `tests/test_grpc_exchange.py` says whether a
+    version of grpcio works.
+    """
+    received = cygrpc.ReceiveMessageOperation(0)
+    operations = (cygrpc.SendMessageOperation(data, 0), received)
+    try:
+        await cygrpc.execute_batch(call._cython_call, operations, asyncio.get_running_loop())
+        message = received.message()
+    except cygrpc.ExecuteBatchError:
+        message = None
+    except asyncio.CancelledError:  # as grpc's own reading does, or the connection would stay open
+        call.cancel()
+        raise
+    return await call.read() if message is None else message  # reading says how a call has ended
 
 
 class StreamLink:

@@ -318,9 +318,9 @@ def learner_is_ending(finished: bool = False, retry_s: float | None = None) -> R
     return Refused("UNAVAILABLE", "The learner is ending; try again later.", retry_s)
 
 
-def no_descriptor_left() -> Refused:
-    """Of a gateway that needs one for a lane."""
-    return Refused("RESOURCE_EXHAUSTED", "The gateway has no descriptor left; wait.")
+def no_descriptor_left(who: str = "gateway") -> Refused:
+    """Of who needs one for a lane."""
+    return Refused("RESOURCE_EXHAUSTED", f"The {who} has no descriptor left; wait.")
 
 
 def invalid(text: str) -> Refused:

@@ -16,7 +16,7 @@ from libtorchbeast.host_socket import MAX_MESSAGE_BYTES
 from libtorchbeast.rollouts import ModelOffer, RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
-from libtorchbeast.rpc.handshake import Refused, check_fit
+from libtorchbeast.rpc.handshake import Refused, check_fit, no_descriptor_left
 from libtorchbeast.shared_lanes import CLOSED, FREE, Lane, close_free_lane
 from libtorchbeast.shared_memory import memory_bytes
 from libtorchbeast.specs import INT64, canonical
@@ -140,14 +140,14 @@ class LaneGrants:
                 gateway.knows_model = True
                 yield {"kind": "model", "fd": offer.weights_fd, "offer": self._offer_json}
             if not gateway.knows_model:
-                raise _no_descriptor()
+                raise no_descriptor_left("learner")
         lane = self._find_lane(gateway, spec, request)
         gateway.lent.add(lane)
         gateway.granted[request["id"]] = lane
         lent = {"fd": lane.fd, "spec": self.spec.to_json(), "num_envs": lane.num_envs}
         yield {"kind": "lane", "id": request["id"], "rollouts": lane.has_rollouts, **lent}
         if request["id"] not in gateway.granted:
-            raise _no_descriptor()
+            raise no_descriptor_left("learner")
 
     def _find_offer(self) -> ModelOffer:
         """What actors that carry the model must know, once the first of them asks."""
@@ -239,10 +239,6 @@ class LaneGrants:
             return 2 * num_envs * self._config.rows_per_rollout * spec.row_bytes
         weights = 0 if self._offer is None else self._offer.weights_bytes
         return 4 * num_envs * spec.num_bytes + weights
-
-
-def _no_descriptor() -> Refused:
-    return Refused("RESOURCE_EXHAUSTED", "The learner has no descriptor left; wait.")
 
 
 def _refusal(request: dict[str, Any], error: Exception) -> dict[str, Any]:

@@ -97,9 +97,7 @@ class Stall:
         return time.monotonic() - self._since
 
 
-async def hand_over(
-    stream: Watched, hello: Hello, host: Host, line: LearnerLine, step_s: float
-) -> None:
+async def hand_over(stream: Watched, hello: Hello, host: Host, line: LearnerLine) -> None:
     """Give the host a lane, and stay until it leaves."""
     stream.has_done(INTRODUCE)
     with contextlib.suppress(EOFError), line.clients.playing(stream, hello):  # until it leaves
@@ -114,7 +112,7 @@ async def hand_over(
                     message = await host.next(timeout_s=LOOK_S)
                     if message is not None:
                         raise_for_message(message)
-                    if stall.lasts_s() > step_s:
+                    if stall.lasts_s() > line.limits.step_s:
                         raise Refused("DEADLINE_EXCEEDED", f"The other end has not {STEP} in time.")
         finally:
             stream.num_steps = lane.num_passes

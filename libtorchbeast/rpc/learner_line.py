@@ -26,7 +26,7 @@ class LearnerLine:
     """A socket to the learner's process, and the lanes that came over it."""
 
     def __init__(self, control_fd: int, wakeup_fd: int, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self.clients = Clients(limits)
         self._learner = JsonSocket(socket.socket(fileno=control_fd))
         self.lanes = LanePool(wakeup_fd, lambda **request: self.send("lane", **request))
@@ -68,7 +68,7 @@ class LearnerLine:
         """What streams end with whose lane was closed; the learner may have said why before."""
         self._read_messages()
         # So that all who lost their streams do not come back at the same moment.
-        spread_s = self._num_playing / self._limits.connections_per_s
+        spread_s = self._num_playing / self.limits.connections_per_s
         return learner_is_ending(self._is_finished, random.uniform(0.0, spread_s))
 
     @contextlib.contextmanager

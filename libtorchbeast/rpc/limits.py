@@ -7,9 +7,12 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from libtorchbeast.rpc.handshake import Refused
+
+if TYPE_CHECKING:  # which needs grpc
+    from libtorchbeast.rpc.grpc_streams import Watched
 
 MAX_TRACKED_PEERS = 10_000
 MAX_TURN_S = 10.0
@@ -52,15 +55,6 @@ class Limits:
                 raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}.")
 
 
-class Stream(Protocol):
-    """What must be known of a stream."""
-
-    peer: str
-    """As grpc names it."""
-
-    def end(self, why: Refused) -> None: ...
-
-
 class Admission:
     """Who may open a stream, who may stay silent in one, and who may play."""
 
@@ -68,16 +62,16 @@ class Admission:
         self._limits = limits
         self._rate = ConnectionRate(limits)
         # Their hosts; the oldest stream comes first.
-        self._silent: dict[Stream, str] = {}
-        self._silent_with_token: dict[Stream, str] = {}
+        self._silent: dict[Watched, str] = {}
+        self._silent_with_token: dict[Watched, str] = {}
         self._num_playing = 0
 
-    def count(self, stream: Stream) -> None:
+    def count(self, stream: "Watched") -> None:
         """Each new stream, before anything else; `Refused` if its host opens too many."""
         self._rate.take(stream.peer)
 
     @contextlib.contextmanager
-    def introduction(self, stream: Stream, has_token: bool = False) -> Iterator[None]:
+    def introduction(self, stream: "Watched", has_token: bool = False) -> Iterator[None]:
         """Until it has introduced itself: apart from those who play, whose places it never takes.
 
         If there are too many, the oldest of the host that has most of them is ended. Of those who

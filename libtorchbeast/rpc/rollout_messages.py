@@ -94,6 +94,11 @@ def _without_overlap(frames: np.ndarray) -> tuple[list[np.ndarray], list[np.ndar
     return sent, [stacked]
 
 
+def is_rollout(data: bytes) -> bool:
+    """Whether an actor's message is one; the others are small."""
+    return data[:1] == bytes([_ROLLOUT])
+
+
 class RolloutReader:
     """Writes the rollouts of one stream into a lane."""
 

@@ -73,9 +73,6 @@ class Security:
 
     def check_listening(self, address: str) -> None:
         """Raise ValueError with one sentence if listening there would be unsafe or cannot work."""
-        where = Address.parse(address)
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together, got only one; give both.")
         if self.tls_client_certs and (self.tls_ca is None or self.tls_cert is None):
             raise ValueError("tls_client_certs needs tls_ca, tls_cert and tls_key; give all three.")
         if self.revoked is not None and not self.tls_client_certs:
@@ -83,54 +80,40 @@ class Security:
                 "revoked needs tls_client_certs, as it lists names in the certificates of those "
                 "who dial; give both."
             )
-        self._check_files()
-        if self.tls_cert is None:
-            self._check_no_token_leaves(where, "tls_cert and tls_key")
-        if not where.is_local and not self.insecure:
-            if self.tls_cert is None:
-                raise ValueError(
-                    f"Listening for other machines needs TLS, and {address} has none; give "
-                    "tls_cert and tls_key, or insecure for a network that you trust."
-                )
-            self._check_token(address)
+        self._check(address, self.tls_cert, "tls_cert and tls_key", "Listening for other machines")
 
     def check_dialing(self, address: str) -> None:
         """Raise ValueError with one sentence if dialing there would be unsafe or cannot work."""
-        where = Address.parse(address)
+        self._check(address, self.tls_ca, "tls_ca", "Dialing another machine")
+
+    def _check(self, address: str, certificate: Path | None, flags: str, what: str) -> None:
+        """What must hold at either end, which has TLS with a `certificate`, given with `flags`."""
+        is_local = Address.parse(address).is_local
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together, got only one; give both.")
-        self._check_files()
-        if self.tls_ca is None:
-            self._check_no_token_leaves(where, "tls_ca")
-        if not where.is_local and not self.insecure:
-            if self.tls_ca is None:
-                raise ValueError(
-                    f"Dialing another machine needs TLS, and {address} has none; give tls_ca, "
-                    "or insecure for a network that you trust."
-                )
-            self._check_token(address)
-
-    def _check_token(self, address: str) -> None:
-        if not self.read_token():
-            raise ValueError(
-                f"Talking to other machines needs a token, and there is none for {address}; give "
-                "--token_file, set TORCHBEAST_TOKEN, or say --insecure on a network that you trust."
-            )
-
-    def _check_no_token_leaves(self, where: Address, remedy: str) -> None:
-        if self.insecure and not where.is_local and self.read_token():
-            raise ValueError(
-                f"A token is sent to other machines over TLS only, and {where.text} has none; "
-                f"give {remedy}, or no token."
-            )
-
-    def _check_files(self) -> None:
         for name in ("tls_ca", "tls_cert", "tls_key", "revoked"):
             path = getattr(self, name)
             if path is not None:
                 read_file(path, name)
         self._check_certificates()
-        self.read_token()
+        token = self.read_token()
+        if is_local:
+            return
+        if certificate is None and not self.insecure:
+            raise ValueError(
+                f"{what} needs TLS, and {address} has none; give {flags}, or insecure for a "
+                "network that you trust."
+            )
+        if certificate is None and token:
+            raise ValueError(
+                f"A token is sent to other machines over TLS only, and {address} has none; give "
+                f"{flags}, or no token."
+            )
+        if not token and not self.insecure:
+            raise ValueError(
+                f"Talking to other machines needs a token, and there is none for {address}; give "
+                "--token_file, set TORCHBEAST_TOKEN, or say --insecure on a network that you trust."
+            )
 
     def _check_certificates(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from libtorchbeast.observations import RowCheck, fit
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
-from libtorchbeast.rpc.env_client import (
+from libtorchbeast.rpc.dialing import (
     LanesImpossible,
     LearnerFinished,
     LearnerGone,
@@ -104,12 +103,7 @@ class Actor:
     def __enter__(self) -> "Actor":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def step(

@@ -22,13 +22,7 @@ from libtorchbeast.rpc.messages import parse
 from libtorchbeast.specs import ArraySpec
 
 LENGTH_DELIMITED = 2  # protobuf's wire type of bytes, messages and lists of numbers
-_OBSERVATION = pb.Step.OBSERVATION_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_REWARD = pb.Step.REWARD_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_DONE = pb.Step.DONE_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_TRUNCATED = pb.Step.TRUNCATED_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_EPISODE_STEP = pb.Step.EPISODE_STEP_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_EPISODE_RETURN = pb.Step.EPISODE_RETURN_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_INFO = pb.Step.INFO_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_TAGS = {f.name: f.number << 3 | LENGTH_DELIMITED for f in pb.Step.DESCRIPTOR.fields}
 _STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _ACTION = pb.Actions.ACTION_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _ACTIONS = pb.AgentMessage.ACTIONS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
@@ -41,23 +35,24 @@ MAX_UNCOUNTED_BYTES = 1 << 16  # of messages whose fields are not counted before
 def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
     """A row [K, ...] as an EnvironmentMessage; observations may have any strides, or be apart."""
     fields = [
-        (_REWARD, np.asarray(row["reward"], _FLOAT32).tobytes()),
-        (_DONE, np.asarray(row["done"], np.bool_).tobytes()),
-        (_EPISODE_STEP, b"".join(map(_varint_of, row["episode_step"].tolist()))),
-        (_EPISODE_RETURN, np.asarray(row["episode_return"], _FLOAT32).tobytes()),
+        (_TAGS["reward"], np.asarray(row["reward"], _FLOAT32).tobytes()),
+        (_TAGS["done"], np.asarray(row["done"], np.bool_).tobytes()),
+        (_TAGS["episode_step"], b"".join(map(_varint_of, row["episode_step"].tolist()))),
+        (_TAGS["episode_return"], np.asarray(row["episode_return"], _FLOAT32).tobytes()),
     ]
     truncated = np.asarray(row["truncated"], np.bool_).tobytes()
     if any(truncated):
-        fields.append((_TRUNCATED, truncated))
+        fields.append((_TAGS["truncated"], truncated))
     for name, (total, count) in (info or {}).items():
-        fields.append((_INFO, pb.Info(name=name, total=total, count=count).SerializeToString()))
+        entry = pb.Info(name=name, total=total, count=count)
+        fields.append((_TAGS["info"], entry.SerializeToString()))
     head = _join(fields)
     parts: list[Any] = [head]
     size = len(head)
     for leaf in nest.flatten(row["frame"]):
         arrays = leaf.arrays if isinstance(leaf, Unstacked) else [leaf]
         num_bytes = len(arrays) * arrays[0].nbytes
-        tag = field_tag(_OBSERVATION, num_bytes)
+        tag = field_tag(_TAGS["observation"], num_bytes)
         parts += [tag, *map(as_sent, arrays)]
         size += len(tag) + num_bytes
     return b"".join([field_tag(_STEP, size), *parts])
@@ -146,7 +141,7 @@ class StepReader:
         if fields and fields[0][0] == _STEP:
             [(_, start, end)] = fields
             fields = fields_in(data, start, end, self._max_fields)
-        extra = sum(end - start for tag, start, end in fields if tag != _OBSERVATION)
+        extra = sum(end - start for tag, start, end in fields if tag != _TAGS["observation"])
         if extra > self._max_extra:
             raise invalid(
                 f"A message of {self._num_envs} such environments may have {self._max_extra} bytes "

@@ -13,7 +13,7 @@ import mmap
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ CHUNK_BYTES = 1 << 18  # small enough for other messages to come through between
 LOOK_S = 0.005  # between two looks for a new version
 RETRY_S = 0.001  # the learner is in the middle of its copy
 COPY_S = 10.0  # until there must have been a whole version
-DTYPES = ("float32", "bfloat16")
+WEIGHTS_DTYPES = ("float32", "bfloat16")
 BFLOAT16 = "bfloat16"
 
 
@@ -124,9 +124,9 @@ def _to_bfloat16(numbers: np.ndarray) -> np.ndarray:
 class Assembly:
     """Puts the pieces of one version after the other together. `Refused` for what breaks a rule."""
 
-    def __init__(self, tensors: Sequence[tuple[str, int]]) -> None:
-        """Names and sizes, in bytes, of what is sent."""
-        self._num_bytes = sum(size for _, size in tensors)
+    def __init__(self, num_bytes: int) -> None:
+        """Of a version, as it is sent."""
+        self._num_bytes = num_bytes
         self._version = -1
         self._data = bytearray()
 

@@ -17,10 +17,10 @@ from tests.helpers.remote import Learner
 from tests.helpers.threads import run_in_threads
 from torchbeast import polybeast_learner
 from torchbeast.envs import EnvOptions, look_at, make_envs
-from torchbeast.run.build_learner import build_learner
 from torchbeast.run.flags import default_flags
 from torchbeast.run.model_offer import ModelOffers
 from torchbeast.run.remote_actor import Actor
+from torchbeast.run.training import build_learner
 
 UNROLL_LENGTH = 6
 

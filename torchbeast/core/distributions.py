@@ -132,37 +132,31 @@ class MultiCategorical:
     """Several independent choices, `shape` of them, the i-th among `nvec[i]`."""
 
     def __init__(self, nvec: Sequence[int], shape: tuple[int, ...] | None = None) -> None:
-        self._nvec = list(nvec)
-        self._shape = (len(self._nvec),) if shape is None else shape
-        self._parts = [Categorical(n) for n in self._nvec]
-        self.num_params = self.num_choices = sum(self._nvec)
-        self.constant_params = torch.zeros(self.num_params, dtype=torch.bool)
+        self._size = len(nvec)
+        self._shape = (self._size,) if shape is None else shape
+        self._choices = Joint(tuple(Categorical(n) for n in nvec))
+        self.num_params = self.num_choices = self._choices.num_params
+        self.constant_params = self._choices.constant_params
 
     def sample(self, params: Tensor) -> Tensor:
-        return self._join([part.sample(p) for part, p in self._split(params)])
+        return self._join(self._choices.sample(params))
 
     def mode(self, params: Tensor) -> Tensor:
-        return self._join([part.mode(p) for part, p in self._split(params)])
+        return self._join(self._choices.mode(params))
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        choices = action.reshape(*params.shape[:-1], len(self._nvec)).unbind(-1)
-        pairs = zip(self._split(params), choices, strict=True)
-        return torch.stack([part.log_prob(p, choice) for (part, p), choice in pairs]).sum(dim=0)
+        choices = action.reshape(*params.shape[:-1], self._size).unbind(-1)
+        return self._choices.log_prob(params, choices)
 
     def entropy(self, params: Tensor) -> Tensor:
-        return torch.stack([part.entropy(p) for part, p in self._split(params)]).sum(dim=0)
+        return self._choices.entropy(params)
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
         """`allowed` [..., sum(nvec)]: those of each part, one after the other."""
-        masks = allowed.split(self._nvec, dim=-1)
-        pairs = zip(self._split(params), masks, strict=True)
-        return torch.cat([part.mask(p, mask) for (part, p), mask in pairs], dim=-1)
+        return self._choices.mask(params, allowed)
 
-    def _split(self, params: Tensor) -> list[tuple[Categorical, Tensor]]:
-        return list(zip(self._parts, params.split(self._nvec, dim=-1), strict=True))
-
-    def _join(self, choices: list[Tensor]) -> Tensor:
-        return torch.stack(choices, dim=-1).view(*choices[0].shape, *self._shape)
+    def _join(self, choices: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(choices), dim=-1).view(*choices[0].shape, *self._shape)
 
 
 class Bernoulli:

@@ -16,12 +16,12 @@ from libtorchbeast.specs import UnknownSpace, spec_or
 from libtorchbeast.wait_notice import say_if_slow
 from torchbeast import own_code
 from torchbeast.envs import atari
-from torchbeast.envs.frame_stack import stack_frames
 from torchbeast.envs.names import find_maker
 from torchbeast.envs.options import EnvOptions
 from torchbeast.envs.parallel import ParallelEnvs, check_agents, has_agents
 from torchbeast.envs.spaces import observe
 from torchbeast.envs.vector import VectorEnvs
+from torchbeast.envs.wrappers import stack_frames
 from torchbeast.errors import UsageError
 
 

@@ -2,7 +2,7 @@
 
     flags.py        what `python -m torchbeast.fleet` takes, and its validation
     task.py         what a scheduler places: a share of the servers, run as `polybeast_env` does
-    state.py        what is known of a fleet between two commands
+    state.py        what is known of a fleet, and what launchers do with it
     local.py        the launchers: processes on this machine,
     ray_actors.py       actors of a Ray cluster,
     slurm_jobs.py       an array job of Slurm

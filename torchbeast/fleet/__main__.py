@@ -20,10 +20,11 @@ import tyro
 from libtorchbeast import secret
 from libtorchbeast.rpc.address import Address
 from libtorchbeast.supervisor import NobodyLeft
+from libtorchbeast.text import table
 from torchbeast.errors import UsageError
 from torchbeast.fleet import state as states
 from torchbeast.fleet.flags import DEFAULT_SAVEDIR, Flags, check_name
-from torchbeast.fleet.launcher import Launcher, TaskStatus, table
+from torchbeast.fleet.state import Launcher, TaskStatus
 from torchbeast.fleet.task import LOG_FORMAT
 
 logger = logging.getLogger("torchbeast")
@@ -68,7 +69,8 @@ def _find_tasks(state: states.State, folder: Path) -> list[TaskStatus]:
 def _describe(name: str, folder: Path) -> str:
     state = states.read(folder)
     tasks = _find_tasks(state, folder)
-    return f"{state.describe()}\n{table(tasks) if tasks else f'{name} has ended.'}"
+    shown = table([TaskStatus._fields, *tasks]) if tasks else f"{name} has ended."
+    return f"{state.describe()}\n{shown}"
 
 
 def show_status(name: str | None, savedir: Path) -> None:
@@ -121,12 +123,9 @@ def main(args: list[str] | None = None) -> int:
         if args and args[0] in VERBS:
             return run_verb(args)
         return start(tyro.cli(Flags, args=args, prog=PROGRAM, use_underscores=True))
-    except UsageError as error:
+    except (UsageError, NobodyLeft) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except NobodyLeft as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
 
 
 if __name__ == "__main__":

@@ -11,31 +11,22 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from libtorchbeast import secret
-from libtorchbeast.rpc.security import Security
 from torchbeast import polybeast_env
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 
 DEFAULT_SAVEDIR = Path("~/.cache/torchbeast/fleets")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PLACED = ("servers_per_task", "cpus_per_server", "memory_gb_per_server")  # not on this machine
-
-
-ACTORS_ALONE = ("model", "weights_dtype", "autocast")
+ACTORS_ALONE = [field.name for field in dataclasses.fields(polybeast_env.ActorOptions)]
 
 
 @dataclass(frozen=True)
-class TaskFlags(polybeast_env.Flags):
+class TaskFlags(polybeast_env.Flags, polybeast_env.ActorOptions):
     """What the processes of a task run; no secret is in it."""
 
     role: Literal["environments", "actors"] = "environments"
     """What the servers are: environments (`polybeast_env`), or actors that carry the model
     (`polybeast_actor`), for slow links."""
-    model: str | None = None
-    """Actors: package.module:Class if the learner's model is a class of your own."""
-    weights_dtype: Literal["float32", "bf16"] = "float32"
-    """Actors: how weights travel; bf16 takes half of the bytes."""
-    autocast: Literal["none", "bf16"] = "none"
-    """Actors: let the forward pass run in bfloat16 where that is safe."""
 
     @property
     def num_groups(self) -> int:
@@ -118,10 +109,7 @@ class Flags(TaskFlags):
             raise UsageError(
                 "A fleet dials a learner that listens; give its address, --connect host:port."
             )
-        for name in (*PLACED, "slurm_time_min"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} must be more than 0, got {value}.")
+        require_positive(self, *PLACED, "slurm_time_min")
         self._check_launcher()
         for name in ("ray_resources", "ray_runtime_env", "slurm_options"):
             self.read_json(name)
@@ -157,8 +145,3 @@ def check_name(name: str) -> None:
         raise UsageError(
             f"A fleet's name has at most 64 letters, digits, dots, - and _, got {name!r}."
         )
-
-
-def with_absolute_paths(flags: TaskFlags) -> TaskFlags:
-    """For processes that run in another folder."""
-    return dataclasses.replace(flags, **Security.of(flags).to_json())

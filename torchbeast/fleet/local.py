@@ -12,8 +12,7 @@ from pathlib import Path
 from libtorchbeast.supervisor import Supervisor
 from torchbeast.errors import UsageError
 from torchbeast.fleet.flags import Flags
-from torchbeast.fleet.launcher import TaskStatus
-from torchbeast.fleet.state import State
+from torchbeast.fleet.state import State, TaskStatus
 from torchbeast.fleet.task import run_task, split
 
 STOP_S = 30.0

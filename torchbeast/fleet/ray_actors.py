@@ -21,8 +21,7 @@ from libtorchbeast.shared_memory import anonymous_memory
 from libtorchbeast.supervisor import NobodyLeft, Supervisor
 from torchbeast.errors import UsageError
 from torchbeast.fleet.flags import Flags, TaskFlags
-from torchbeast.fleet.launcher import TaskStatus
-from torchbeast.fleet.state import State
+from torchbeast.fleet.state import State, TaskStatus
 from torchbeast.fleet.task import log_to_stderr, run_task, split
 
 logger = logging.getLogger("torchbeast")

@@ -17,8 +17,7 @@ from libtorchbeast.supervisor import NobodyLeft
 from torchbeast.errors import UsageError
 from torchbeast.fleet import state as states
 from torchbeast.fleet.flags import Flags, TaskFlags
-from torchbeast.fleet.launcher import TaskStatus
-from torchbeast.fleet.state import State
+from torchbeast.fleet.state import State, TaskStatus
 from torchbeast.fleet.task import log_to_stderr, run_task, split
 
 JOBS = "jobs"  # folder of scripts and logs, in the fleet's

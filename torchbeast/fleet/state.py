@@ -1,4 +1,7 @@
-"""What is known of a fleet between two commands; no secret is in <savedir>/<name>/fleet.json."""
+"""What is known of a fleet: what was started, how its tasks fare, and what launchers do with it.
+
+No secret is in <savedir>/<name>/fleet.json, which keeps it between two commands.
+"""
 
 import dataclasses
 import datetime
@@ -6,7 +9,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from torchbeast.errors import UsageError
 from torchbeast.fleet.flags import Flags
@@ -49,6 +52,31 @@ class State:
             f"{self.name}: {self.num_servers} servers of {self.env} for {self.connect}, launched "
             f"with {self.launcher} at {self.started}"
         )
+
+
+class TaskStatus(NamedTuple):
+    """One task, for people."""
+
+    task: str
+    state: str
+    """running, or why not, in the scheduler's own words."""
+    where: str = "-"
+    servers: str = "-"
+    restarts: str = "-"
+    """Of its servers, since it runs there."""
+
+
+class Launcher(Protocol):
+    """A module with these functions. `state.handle` is its own."""
+
+    def start(self, flags: Flags, state: State) -> int:
+        """Start the fleet and write its state; returns the exit code."""
+
+    def status(self, state: State, folder: Path) -> list[TaskStatus]:
+        """Of all tasks; empty if there are none any more."""
+
+    def stop(self, state: State, folder: Path) -> None:
+        """End all tasks; returns when they are gone, or UsageError."""
 
 
 def make_folder(folder: Path) -> None:

@@ -8,10 +8,11 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import Supervisor
 from torchbeast import polybeast_env
-from torchbeast.fleet.flags import Flags, TaskFlags, with_absolute_paths
+from torchbeast.fleet.flags import Flags, TaskFlags
 
 LOG_FORMAT = "[fleet] %(message)s"
 
@@ -20,13 +21,14 @@ def split(flags: Flags) -> list[TaskFlags]:
     """What each task is to run."""
     names = [field.name for field in dataclasses.fields(TaskFlags)]
     everything = TaskFlags(**{name: getattr(flags, name) for name in names})
+    paths = Security.of(flags).to_json()  # absolute: tasks run in other folders
     most = flags.num_servers if flags.launcher == "local" else flags.servers_per_task
     shares = []
     for number in range(flags.num_tasks):
         num_servers = min(most, flags.num_servers - number * most)
         seed = None if flags.seed is None else derive_seed(flags.seed, number)
         share = dataclasses.replace(everything, num_servers=num_servers, seed=seed)
-        shares.append(with_absolute_paths(share))
+        shares.append(dataclasses.replace(share, **paths))
     return shares
 
 

@@ -58,23 +58,24 @@ def make_model(
         separate_nets: of the built-in agents, see `Agent`.
         normalize_images: of the built-in agents, see `torchbeast.models.frames.Images`.
     """
-    details = {"squash": squash_actions, "separate_nets": separate_nets}
-    details["normalize_images"] = normalize_images
-    if not normalize_observations:
-        return _make_agent(name, spec, use_lstm, **details)
-    # The agent is shown other numbers than the environment's.
-    normalized = replace(spec, observation=map_tree(_without_float_bounds, spec.observation))
-    agent = _make_agent(name, normalized, use_lstm, **details)
-    return NormalizedObservations(agent, spec.observation)
-
-
-def _make_agent(name: str, spec: Spec, use_lstm: bool, squash: bool, **details: bool) -> nn.Module:
-    distribution = _distribution_of(spec, squash)
+    shown = spec
+    if normalize_observations:  # the agent is shown other numbers than the environment's
+        shown = replace(spec, observation=map_tree(_without_float_bounds, spec.observation))
+    distribution = _distribution_of(spec, squash_actions)
     if ":" in name:
-        return _make_own(name, spec, distribution, use_lstm)
-    _check_mask(spec)
-    encoder = choose_encoder(name, spec)
-    return Agent(spec.observation, spec.action, use_lstm, encoder, squash=squash, **details)
+        agent = _make_own(name, shown, distribution, use_lstm)
+    else:
+        _check_mask(shown)
+        agent = Agent(
+            shown.observation,
+            shown.action,
+            use_lstm,
+            choose_encoder(name, shown),
+            squash=squash_actions,
+            separate_nets=separate_nets,
+            normalize_images=normalize_images,
+        )
+    return NormalizedObservations(agent, spec.observation) if normalize_observations else agent
 
 
 def _check_mask(spec: Spec) -> None:

@@ -1,28 +1,10 @@
 """How large batches must be for rollouts to be new when they are learnt from.
 
-A rollout is as old as the updates between its first action and its own update. Let L be the learner
-threads, B the batch size, Q what the learner's queue holds, N the environments, in groups of K,
-and let no rollout take more than twice as long as those that others play meanwhile. Before it
-are learnt from, if rollouts are taken in the order in which they came:
-
-    L batches             that learner threads have when its first action is chosen;
-    Q - 1 + K rollouts    that are in the queue then: the last group comes in whole;
-    2 (N - K) rollouts    of the other groups: a group that plays then can end two in the meantime,
-                          one that waits for a place in the queue brings that one, and one more;
-    K - 1 rollouts        of its own group;
-    L - 1 batches         that other threads learn from first, though they took them later.
-
-So the lag is at most (2N - 2 + Q) // B + 2L - 1, and `needed_batch` is the smallest B that keeps it
-within --target_policy_lag.
-
-Actors that carry the model play on while rollouts are on their way, and with weights that they
-asked for a rollout earlier. Let F be the rollouts of a group, the one that is played among them,
-that may be on their way at once, and one more for the weights. A rollout then lives for F times
-the time that its group takes for one; of each other group 2F end meanwhile, and F - 1 more of its
-own group. So N counts F times: (2FN - 2 + Q) // B + 2L - 1, with the largest F that is there.
-
-docs/architecture.md has MonoBeast's numbers, and what becomes of several clients and of numbers
-that change.
+A rollout is as old as the updates between its first action and its own update. With L learner
+threads, batches of B, a queue of Q and N environments it is at most (2FN - 2 + Q) // B + 2L - 1
+updates old, where F is 1, or more with actors that carry the model (`Groups.in_flight`);
+`needed_batch` is the smallest B that keeps it within --target_policy_lag. docs/architecture.md has
+the proof, MonoBeast's numbers, and what becomes of several clients and of numbers that change.
 """
 
 import logging
@@ -45,15 +27,9 @@ SETTLE_S = 2.0  # without a change, until a new size is logged: groups come one 
 OWN_CLIENT = 0  # an ActorPool's number for environments that no client has brought
 
 
-def lag_bound(batch_size: int, num_ahead: int, queue_size: int, num_learner_threads: int) -> int:
-    """The most updates between acting and learning, with `num_ahead` rollouts and a queue of
-    `queue_size`, or of a batch if that is larger, before a rollout."""
-    ahead = num_ahead + max(queue_size, batch_size)
-    return ahead // batch_size + 2 * num_learner_threads - 1
-
-
 def needed_batch(target: int, num_ahead: int, queue_size: int, num_learner_threads: int) -> int:
-    """The smallest batch whose `lag_bound` is within the target."""
+    """The smallest batch that keeps lag within the target, with `num_ahead` rollouts and a queue of
+    `queue_size`, or of a batch if that is larger, before a rollout."""
     most = target - (2 * num_learner_threads - 1)  # full batches before a rollout, its queue's last
     batch_size = num_ahead // most + 1
     if batch_size >= queue_size:

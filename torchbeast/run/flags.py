@@ -15,7 +15,7 @@ from libtorchbeast.rows import Spec
 from torchbeast.core.ranks import Place
 from torchbeast.core.settings import Settings
 from torchbeast.envs import REMOTE, EnvOptions, check_env, look_at_game
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import check_model
 from torchbeast.run import recipes
 
@@ -138,7 +138,7 @@ class TrainingFlags(Settings, EnvOptions):
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, float) and math.isnan(value):
                 raise UsageError(f"{name} must be a number, got nan.")
-        self.require_positive(*_POSITIVE)
+        require_positive(self, *_POSITIVE)
         for name in _NOT_NEGATIVE:
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}.")
@@ -172,11 +172,6 @@ class TrainingFlags(Settings, EnvOptions):
             )
         check_model(self.model)
         check_env(self.env_options)
-
-    def require_positive(self, *names: str) -> None:
-        for name in names:
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0, got {getattr(self, name)}.")
 
 
 _POSITIVE = (

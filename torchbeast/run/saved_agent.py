@@ -14,8 +14,8 @@ from libtorchbeast.specs import ACTION_MASK, ArraySpec, describe, environments_a
 from libtorchbeast.tree import map_tree
 from torchbeast import own_code
 from torchbeast.envs import REMOTE, look_at
-from torchbeast.envs.masked import show_masks
 from torchbeast.envs.registry import make_env
+from torchbeast.envs.wrappers import show_masks
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
 from torchbeast.run import checkpoint

@@ -1,4 +1,4 @@
-"""The frame around every training run: resume, report, save, stop. Shared by both beasts."""
+"""The frame around every training run: make the learner, resume, report, save, stop."""
 
 import fcntl
 import logging
@@ -9,29 +9,46 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from libtorchbeast.episode_info import MAX_NAMES
 from libtorchbeast.rows import Spec
 from libtorchbeast.seeding import derive_seed
 from torchbeast.core.file_writer import FileWriter, MessageFile
 from torchbeast.core.learner import Learner
 from torchbeast.core.precision import computes_bf16
-from torchbeast.core.stats import EPISODE_WINDOW
+from torchbeast.core.rank_stats import SharedStats
+from torchbeast.core.ranks import ALONE, Ranks
+from torchbeast.core.stats import EPISODE_WINDOW, RunningStats
 from torchbeast.envs import REMOTE, describe_lives
 from torchbeast.errors import UsageError
+from torchbeast.models import build_distribution, build_model
 from torchbeast.report import Reporter
 from torchbeast.run import checkpoint, saved_run
 from torchbeast.run.eval_process import Evaluation
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.init_from import init_from
+from torchbeast.run.model_trial import try_model
 from torchbeast.run.signals import StopRequest
 from torchbeast.runtime.disk import IgnoreWriteErrors
-from torchbeast.runtime.seeding import seed_everything
+from torchbeast.runtime.process import seed_everything
 
 logger = logging.getLogger("torchbeast")
 
 UPDATE_S = 600.0  # more than any update takes
 RETRY_S = 60.0  # until a checkpoint that could not be written is tried again
 ENDING_S = 5.0  # for the processes of a run that was killed to end
+
+
+def build_learner(
+    flags: TrainingFlags, spec: Spec, device: torch.device, ranks: Ranks = ALONE
+) -> Learner:
+    """A learner with a new model that was tried; UsageError if there is none that fits."""
+    distribution = build_distribution(flags, spec)
+    model = build_model(flags, spec)
+    try_model(model, spec, distribution.num_params)
+    stats = RunningStats() if ranks.size == 1 else SharedStats()
+    return Learner(model, flags, device, ranks=ranks, stats=stats, distribution=distribution)
 
 
 class Run:

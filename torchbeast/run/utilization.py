@@ -1,9 +1,18 @@
-"""How busy the stages between environments and learner are, for the logs."""
+"""Where the time goes between environments and learner: figures for the logs, and a picture."""
 
+import logging
+import time
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from libtorchbeast.actor_pool import ActorPool
 from torchbeast.core.stats import RunningStats
+
+logger = logging.getLogger("torchbeast")
+
+RECORD_S = 3.0
 
 
 class Stages:
@@ -39,3 +48,31 @@ class Stages:
         padded = int(counts["padded_rollouts"])
         self._stats.count("padded_rollouts", padded - self._padded)
         self._padded = padded
+
+
+class Trace:
+    """What all threads do for a few seconds from the first call of `record` on, as a picture for
+    chrome://tracing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._profile: torch.profiler.profile | None = None
+        self._ends_at: float | None = None
+
+    def record(self) -> None:
+        """Call it a few times a second; the same thread must start and stop a profile."""
+        if self._ends_at is None:
+            all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+            self._profile = torch.profiler.profile(experimental_config=all_threads)
+            self._profile.start()
+            self._ends_at = time.monotonic() + RECORD_S
+        elif time.monotonic() > self._ends_at:
+            self.close()
+
+    def close(self) -> None:
+        """Write what there is."""
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile.export_chrome_trace(str(self._path))
+            self._profile = None
+            logger.info("A trace is in %s.", self._path)

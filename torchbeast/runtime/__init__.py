@@ -1,1 +1,1 @@
-"""Beneath a run: threads, memory, copies of the weights, traces."""
+"""Beneath a run: threads, memory, copies of the weights."""

@@ -1,11 +1,13 @@
 """Several learners as one of PyTorch's process groups: gloo on CPUs, and NCCL on GPUs with it.
 
-`join_ranks` finds out from torchrun's variables whether there are any.
+join_ranks     finds out from torchrun's variables whether there are any
+attend_rounds  lets one without a batch take part in the updates of the others
 """
 
 import io
 import json
 import os
+import threading
 import time
 import uuid
 import warnings
@@ -17,11 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.rank_rounds import Stop
+from torchbeast.core.learner import Learner, NothingFinite, Publish
+from torchbeast.core.rank_rounds import IDLE_ROUND_S, Stop
 from torchbeast.core.ranks import ALONE, LostLearner, Place, Ranks
+from torchbeast.runtime.threads import Threads, set_cpu_threads
 
 TIMEOUT_S = 300.0  # more than the slowest update or checkpoint; who dies is noticed at once
 LOOK_S = 0.05  # between two looks whether all are there, or a signal has come
+JOIN_S = 60.0  # for an update in progress
 MESSAGE_BYTES = 4096  # of a message that is exchanged in one go
 
 
@@ -38,6 +43,40 @@ def join_ranks(stop: Stop, device: torch.device) -> Iterator[Ranks]:
     group = ProcessGroup(place, stop, on_gpu=device.type == "cuda")
     yield group
     group.leave()  # not if something is wrong: others may wait in the middle of a collective
+
+
+@contextmanager
+def attend_rounds(learner: Learner, publish: Publish) -> Iterator[None]:
+    """While a learner thread is in here, another thread meets the other ranks whenever no batch
+    has come for a while.
+
+    What it raises sets `learner.finished`, and is raised again at the end.
+    """
+    if learner.ranks.size == 1:
+        yield
+        return
+    ended = threading.Event()
+    cpu_threads = torch.get_num_threads()  # of the learner thread that calls this
+
+    def attend() -> None:
+        # The same arithmetic as in learner threads: weights must stay the same on all ranks.
+        set_cpu_threads(cpu_threads)
+        torch.set_flush_denormal(True)
+        while not ended.wait(IDLE_ROUND_S) and not learner.finished.is_set():
+            if learner.rounds.idle_s < IDLE_ROUND_S:
+                continue
+            try:
+                learner.update(None, (), publish)
+            except NothingFinite:
+                if not learner.rounds.any_clients:  # else it is the learner threads' business
+                    raise
+
+    threads = Threads("idle-rank", 1, attend, learner.finished)
+    try:
+        yield
+    finally:
+        ended.set()
+        threads.join(JOIN_S)
 
 
 class ProcessGroup:

@@ -8,7 +8,7 @@ import pytest
 
 from torchbeast import monobeast, polybeast
 from torchbeast.errors import UsageError
-from torchbeast.run.flag_values import check_values
+from torchbeast.run.api_arguments import check_values
 from torchbeast.run.flags import given_flags
 
 
