@@ -71,7 +71,8 @@ def test_a_client_with_many_environments_gets_its_share_of_the_learner_and_no_mo
     certificates, token
 ):
     """With 64 times as many it would have 98 % of every batch; here nobody waits for it."""
-    busy = {"batch_size": 8, "update_s": 0.02}  # a learner is, and its queue is always full
+    # The learner is what everybody waits for, on a busy machine, too: its queue is always full.
+    busy = {"batch_size": 8, "update_s": 0.1}
     ours = of_holder(certificates, "learner", token, tls_client_certs=True)
     honest = of_holder(certificates, "worker", token)
     with under_attack(ours, honest, num_envs=4, **busy) as it:
@@ -79,13 +80,13 @@ def test_a_client_with_many_environments_gets_its_share_of_the_learner_and_no_mo
             it.wait_for_streams(2)
             it.wait_for_rollouts(256)
             seen = len(it.rollouts)
-            it.wait_for_rollouts(800)
+            it.wait_for_rollouts(400)
         it.bystander.plays_on()
-        recent = it.rollouts[seen : seen + 800]
+        recent = it.rollouts[seen : seen + 400]
         whose = [it.pool.client_of(int(rows["source"][0, 0])) for rows, _, _ in recent]
         assert set(whose) == {"name:worker", "name:stolen"}
-        assert whose.count("name:worker") > 160
-        assert whose.count("name:stolen") > 160
+        assert whose.count("name:worker") > 80
+        assert whose.count("name:stolen") > 80
 
 
 @pytest.mark.parametrize(
