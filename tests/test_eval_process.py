@@ -13,7 +13,7 @@ from torchbeast.run.flags import TrainingFlags
 def returns_of(env, num_episodes, **flags):
     flags = TrainingFlags(env=f"tests.helpers.uneven:{env}", model="mlp", **flags)
     with Player(flags, num_episodes, seed=1) as player:
-        return [episode_return for episode_return, _ in player.play()]
+        return [episode.episode_return for episode in player.play()]
 
 
 @pytest.mark.parametrize("num_episodes", [1, 5, 16, 61])
