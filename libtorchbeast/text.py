@@ -1,9 +1,13 @@
 """Texts of others, made fit to be shown and sent. Nothing here is compiled."""
 
+import re
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
 
 def printable(text: str) -> str:
-    """Without characters that would do something to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    """Without colours, and without characters that would do something to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in COLOURS.sub("", text))
 
 
 def printable_lines(text: str) -> str:

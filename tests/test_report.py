@@ -227,7 +227,7 @@ def write_log(run, *rows):
     (run / "logs.csv").write_text("\n".join(rows) + "\n")
 
 
-def test_any_figure_can_be_drawn(tmp_path, monkeypatch):
+def test_any_figure_can_be_drawn(tmp_path, monkeypatch, capsys):
     run, out = tmp_path / "run", tmp_path / "curve.png"
     names = "_tick,_time,step,mean_episode_return,eval_return,eval_step,info/won"
     write_log(run, names, "0,1000,100,5,,,", "1,1005,200,6,7,150,0.5", "2,1010,300,6,,,0.75")
@@ -238,6 +238,7 @@ def test_any_figure_can_be_drawn(tmp_path, monkeypatch):
     command = ["plot", "--runs", str(run), "--out", str(out), "--figure", "info/won"]
     monkeypatch.setattr(sys, "argv", command)
     assert plot.main() == 0
+    assert capsys.readouterr().out == f"info/won of 1 runs is drawn in {out}\n"
     assert out.read_bytes().startswith(b"\x89PNG")
 
 

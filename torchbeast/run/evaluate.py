@@ -1,6 +1,8 @@
 """Play episodes with a trained agent: the modes test and test_render of both beasts."""
 
 import dataclasses
+import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch import nn
 
 from libtorchbeast.environments import spec_of_group
 from libtorchbeast.tree import map_tree
+from libtorchbeast.wait_notice import SAY_AGAIN_S, SAY_S
 from torchbeast.envs import REMOTE, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
@@ -20,6 +23,8 @@ from torchbeast.run import checkpoint
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.threads import cpu_threads
+
+logger = logging.getLogger("torchbeast")
 
 MAX_ENVS = 16  # that play at once
 
@@ -94,21 +99,33 @@ class Player:
         except BaseException:
             self._envs.close()
             raise
+        self._samples_actions = flags.sample_actions
         prepare_to_play(self.model, flags.sample_actions)
 
     @torch.inference_mode()
-    def play(self, on_step: Callable[[], object] = lambda: None) -> Iterator[Episode]:
-        """Each episode, when it ends."""
+    def play(
+        self,
+        on_step: Callable[[], object] = lambda: None,
+        warn: Callable[[str], object] = logger.warning,
+    ) -> Iterator[Episode]:
+        """Each episode, when it ends; `warn` that none does."""
         left = list(self._shares)
+        ended_at, warn_at, num_steps = time.monotonic(), SAY_S, 0
         row, state = self._row, self.model.initial_state(batch_size=len(left))  # type: ignore
         while any(left):
             inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)
             output, state = self.model(inputs, state)
             row = self._envs.step(map_tree(lambda x: x[0].numpy(), as_output(output)["action"]))
             on_step()
+            num_steps += 1
+            if (waited_s := time.monotonic() - ended_at) >= warn_at:
+                warn_at = waited_s + SAY_AGAIN_S
+                warn(self._describe_wait(waited_s, num_steps))
             if self.video is not None:
                 self.video.add()
             ended = row["done"] & (row["episode_step"] > 0)
+            if ended.any():
+                ended_at, warn_at, num_steps = time.monotonic(), SAY_S, 0
             for i in np.flatnonzero(ended):
                 if left[i]:
                     agent = self._agents[i % len(self._agents)]
@@ -117,6 +134,15 @@ class Player:
                     )
             for i in np.flatnonzero(getattr(self._envs, "game_over", ended)):
                 left[i] = max(0, left[i] - 1)
+
+    def _describe_wait(self, seconds: float, num_steps: int) -> str:
+        text = f"No episode has ended for {seconds:.0f} s, {num_steps:,} steps of each environment"
+        if self._samples_actions:
+            return f"{text}."
+        return (
+            f"{text}. With its most likely actions an agent may do the same for ever; "
+            "--sample_actions draws them."
+        )
 
     def __enter__(self) -> "Player":
         return self
