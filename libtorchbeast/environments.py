@@ -14,6 +14,7 @@ ends its stream.
 import contextlib
 import importlib
 import inspect
+import io
 import logging
 import sys
 import traceback
@@ -319,7 +320,8 @@ class SyncEnvs:
         if space is None or self._masks is not None:  # not all actions are allowed
             return
         try:
-            result = self.envs[0].step(space.sample())
+            with contextlib.redirect_stdout(io.StringIO()):  # what it prints belongs to no run yet
+                result = self.envs[0].step(space.sample())
         except Exception:
             return
         if not isinstance(result, tuple) or len(result) != 5:

@@ -427,6 +427,7 @@ def test_a_factory_that_takes_num_envs_makes_a_vector(tmp_path, monkeypatch):
         ("FourValues", r"`step` must return \(observation, .*, info\), got 4 values; wrap"),
     ],
 )
-def test_a_step_that_is_none_is_refused_before_workers_start(task, sentence):
+def test_a_step_that_is_none_is_refused_before_workers_start(task, sentence, capsys):
     with pytest.raises(UsageError, match=f"--env tests.helpers.tasks:{task}: {sentence}"):
         look_at(EnvOptions(f"tests.helpers.tasks:{task}"))
+    assert not capsys.readouterr().out

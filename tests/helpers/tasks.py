@@ -124,6 +124,7 @@ class Crowd(Task):
     """Two agents in one environment: a reward for each."""
 
     def step(self, action):
+        print("a step")
         frame, reward, *rest = super().step(action)
         return frame, [reward, reward], *rest
 
