@@ -178,6 +178,7 @@ def test_a_short_run_has_a_curve_and_few_lines(tmp_path, monkeypatch, seconds, n
         rows = list(csv.DictReader(file))
     assert len(rows) == len(events.Scalars("train/total_loss")) == pytest.approx(num_rows, rel=0.2)
     assert all(float(row["sps"]) == pytest.approx(1000) for row in rows[1:])
+    assert all("total_loss" in figures for figures in view.shown)  # the last one's, too
     # All of the last row's losses, and of no other's, are in its mean.
     assert int(rows[-1]["step"]) == 1000 * seconds == view.shown[-1]["step"]
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.stats import RunningStats
 from torchbeast.report.tensorboard import TensorBoard
-from torchbeast.report.terminal import STALL_S, make_view
+from torchbeast.report.terminal import STALL_S, Figures, make_view
 from torchbeast.runtime.disk import IgnoreWriteErrors
 
 FIRST_VIEW_S = 1.0
@@ -43,6 +43,7 @@ class Reporter:
         self._view_at, self._view_step = now, step
         self._view_due = now + min(FIRST_VIEW_S, log_interval_s)
         self._moved_at, self._moved_to = now, step
+        self._newest: Figures = {}  # of each figure: a row may have taken them since the last view
 
     def __enter__(self) -> "Reporter":
         self._view.start()
@@ -79,9 +80,10 @@ class Reporter:
     def _log(self) -> None:
         now, step = time.monotonic(), self._stats.step
         figures = self._stats.summary()
+        self._newest |= figures
         if now >= self._view_due:
             speed = (step - self._view_step) / (now - self._view_at)
-            self._view.show({**figures, "sps": speed})
+            self._view.show({**self._newest, "sps": speed})
             self._view_at, self._view_step, self._view_due = now, step, now + self._interval_s
         if step == self._row_step:
             return
