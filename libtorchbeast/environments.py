@@ -14,6 +14,7 @@ ends its stream.
 import contextlib
 import importlib
 import inspect
+import io
 import logging
 import sys
 import traceback
@@ -231,13 +232,17 @@ def close_failed(envs: Any) -> None:
 # ------------------------------------------------------------------------------ single environments
 
 
+class BadStep(ValueError):
+    """An environment's `step` returns what no step of an environment is, whatever the action."""
+
+
 def one_number(reward: Any) -> float:
     """A reward as a float; some packages have it in an array."""
     numbers = np.ravel(reward).tolist()
     if len(numbers) == 1 and isinstance(numbers[0], (int, float)):
         return float(numbers[0])
     text = f"{len(numbers)} numbers" if len(numbers) > 1 else repr(reward)
-    raise ValueError(
+    raise BadStep(
         f"The reward must be one number, got {text}; wrap the environment so that it is one "
         "(--wrappers), and agents that act together as docs/environments.md says."
     )
@@ -305,6 +310,27 @@ class SyncEnvs:
                 frame = self._rebuild(i, error)
             frames.append(frame)
         return self._counter.first_row(self._join(frames))
+
+    def try_step(self) -> None:
+        """Step one environment, after `reset`; BadStep if what it returns is no step.
+
+        What it raises is no news: the action is a random one.
+        """
+        space = getattr(self.envs[0], "action_space", None)
+        if space is None or self._masks is not None:  # not all actions are allowed
+            return
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # what it prints belongs to no run yet
+                result = self.envs[0].step(space.sample())
+        except Exception:
+            return
+        if not isinstance(result, tuple) or len(result) != 5:
+            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise BadStep(
+                "`step` must return (observation, reward, terminated, truncated, info), got "
+                f"{got}; wrap the environment so that it does (--wrappers)."
+            )
+        one_number(result[1])
 
     def step(self, actions: Any) -> Row:
         self._num_steps += 1

@@ -1,14 +1,18 @@
 """Numbers in `info` at the end of episodes: summed by hosts, averaged in the learner's logs.
 
+Those in nested dicts have joined names: {"reward_terms": {"speed": 1}} is reward_terms/speed.
 They travel beside the rows, in a lane's header, in a Step or over an actor's pipe. They are
 statistics: nothing says to which rollout they belong. Names are few and short, numbers finite.
 
 Nothing here is compiled, and nothing needs more than NumPy.
 """
 
+import logging
 from typing import Any
 
 import numpy as np
+
+logger = logging.getLogger("torchbeast")
 
 InfoSums = dict[str, tuple[float, int]]
 """By name: the sum, and of how many episodes."""
@@ -16,12 +20,23 @@ InfoSums = dict[str, tuple[float, int]]
 MAX_NAMES = 32
 MAX_NAME_BYTES = 48
 MAX_NUMBER = 1e30  # so that the sum over a group is a float32, which is what the network takes
+MAX_DEPTH = 4  # of dicts within dicts
 OUR_OWN = ("episode/r", "episode/l", "episode/t")  # return, length and time, by Gymnasium's wrapper
+# What Gymnasium and Stable-Baselines3 put there for their own use, and masks: nobody misses those.
+NOT_FOR_LOGS = {"action_mask", "final_obs", "final_observation", "terminal_observation"}
+MAX_REPORTED = 8  # names of one report
+MAX_REPORTS = 3
 
 
 def add_info(sums: InfoSums, info: Any) -> None:
     """Take in what one environment said at the end of its episode."""
-    add_sums(sums, {name: (number, 1) for name, number in numbers_in(info).items()})
+    numbers, others = _split(info)
+    outer_first = sorted(numbers, key=lambda name: name.count("/"))  # for the places there are
+    add_sums(sums, {name: (numbers[name], 1) for name in outer_first})
+    for name in numbers:
+        if name not in sums:
+            others[name] = f"more than {MAX_NAMES} names"
+    _left_out.report(others)
 
 
 def add_sums(sums: InfoSums, others: InfoSums, most: int | None = MAX_NAMES) -> None:
@@ -33,18 +48,8 @@ def add_sums(sums: InfoSums, others: InfoSums, most: int | None = MAX_NAMES) -> 
 
 
 def numbers_in(info: Any) -> dict[str, float]:
-    """The numbers of an `info`, also those in its `final_info` and `episode`, by name."""
-    if not isinstance(info, dict):
-        return {}
-    numbers: dict[str, float] = {}
-    for name, value in info.items():
-        if name == "final_info":
-            numbers.update(numbers_in(value))
-        elif name == "episode" and isinstance(value, dict):
-            numbers.update({f"episode/{k}": v for k, v in numbers_in(value).items()})
-        elif is_name(name) and (number := _as_number(value)) is not None:
-            numbers[name] = number
-    return {name: number for name, number in numbers.items() if name not in OUR_OWN}
+    """The numbers of an `info`, also those in dicts in it, by name."""
+    return _split(info)[0]
 
 
 def is_name(name: Any) -> bool:
@@ -76,6 +81,60 @@ def info_of(info: Any, i: int) -> dict[str, Any]:
         elif hasattr(values, "__len__") and len(values) > i:
             picked[name] = values[i]
     return picked
+
+
+class _LeftOut:
+    """Says once what cannot be logged; each process does so for its environments."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._num_reports = 0
+
+    def report(self, others: dict[str, str]) -> None:
+        """`others`: what it is, by name."""
+        if self._num_reports == MAX_REPORTS or not (others.keys() - self._names):
+            return
+        new = [f"{name} ({what})" for name, what in others.items() if name not in self._names]
+        self._names.update(others)
+        self._num_reports += 1
+        more = [f"{len(new) - MAX_REPORTED} more"] if len(new) > MAX_REPORTED else []
+        logger.info(
+            "Of `info`, single finite numbers are logged, and not: %s.",
+            ", ".join([*new[:MAX_REPORTED], *more]),
+        )
+
+
+_left_out = _LeftOut()
+
+
+def _split(info: Any, prefix: str = "", depth: int = 1) -> tuple[dict[str, float], dict[str, str]]:
+    """The numbers by name, and of all else what it is."""
+    numbers: dict[str, float] = {}
+    others: dict[str, str] = {}
+    for key, value in info.items() if isinstance(info, dict) else ():
+        name = f"{prefix}{key}"
+        if key in NOT_FOR_LOGS or value is None or name in OUR_OWN:
+            continue
+        if isinstance(value, dict) and depth < MAX_DEPTH:
+            below = prefix if key == "final_info" else f"{name}/"
+            more_numbers, more_others = _split(value, below, depth + 1)
+            numbers.update(more_numbers)
+            others.update(more_others)
+        elif not (isinstance(key, str) and is_name(name)):
+            others[repr(name)[:MAX_NAME_BYTES]] = f"not a name of at most {MAX_NAME_BYTES} bytes"
+        elif (number := _as_number(value)) is not None:
+            numbers[name] = number
+        else:
+            others[name] = _describe(value)
+    return numbers, others
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.size != 1:
+        return f"array of shape {list(value.shape)}"
+    if isinstance(value, (float, int, np.number, np.ndarray)):
+        return "not a finite number"
+    return type(value).__name__
 
 
 def _as_number(value: Any) -> float | None:

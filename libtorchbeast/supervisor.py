@@ -207,6 +207,10 @@ class Supervisor:
         for level, text in [*self._repeats.overdue(), *self._accidents.overdue()]:
             logger.log(level, "%s", text)
 
+    @property
+    def has_late(self) -> bool:
+        return any(child.is_late for child in self.children)
+
     def late(self) -> list[str]:
         """Who has done nothing for some time, and what becomes of it, for people."""
         names = []

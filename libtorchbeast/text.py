@@ -1,11 +1,14 @@
 """Texts made fit to be shown and sent, above all those of others. Nothing here is compiled."""
 
+import re
 from collections.abc import Sequence
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str) -> str:
-    """Without characters that would do something to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    """Without colours, and without characters that would do something to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in COLOURS.sub("", text))
 
 
 def printable_lines(text: str) -> str:

@@ -201,6 +201,8 @@ def test_an_id_of_old_gym_is_told_from_one_that_nobody_knows(monkeypatch):
         monkeypatch.setitem(sys.modules, "gym", gym)
         with pytest.raises(UsageError, match="this one is old Gym's; name its class as package"):
             check_env(EnvOptions("Old-v0"))
+        with pytest.raises(UsageError, match="'Old-v0' is registered with old Gym, and not with"):
+            check_env(EnvOptions(f"{TASKS}:Old-v0"))
         with pytest.raises(UsageError, match="with --import MODULE"):
             check_env(EnvOptions("Older-v0"))
 

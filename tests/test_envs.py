@@ -418,3 +418,16 @@ def test_a_factory_that_takes_num_envs_makes_a_vector(tmp_path, monkeypatch):
     assert envs.step(np.zeros(3, np.int64))["frame"].dtype == np.float32
     with pytest.raises(UsageError, match=r"must return a gymnasium.vector.VectorEnv"):
         make_envs(EnvOptions("vectors:wrong"), num_envs=3)
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        ("Crowd", r"The reward must be one number, got 2 numbers; wrap .*docs/environments.md"),
+        ("FourValues", r"`step` must return \(observation, .*, info\), got 4 values; wrap"),
+    ],
+)
+def test_a_step_that_is_none_is_refused_before_workers_start(task, sentence, capsys):
+    with pytest.raises(UsageError, match=f"--env tests.helpers.tasks:{task}: {sentence}"):
+        look_at(EnvOptions(f"tests.helpers.tasks:{task}"))
+    assert not capsys.readouterr().out

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import torchbeast
+from libtorchbeast import episode_info
 from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.episode_info import MAX_NAMES, add_info, add_sums, info_of, numbers_in
 from libtorchbeast.rows import Spec
@@ -73,6 +74,55 @@ def test_numbers_of_any_kind_are_found_and_nothing_else():
         "distance": 0.5,
     }
     assert numbers_in(None) == {}
+
+
+def test_numbers_in_dicts_have_joined_names():
+    info = {
+        "reward_terms": {"speed": 1.5, "energy": {"left": np.float32(-0.5)}},
+        "final_info": {"reward_terms": {"fall": 2}, "episode": {"r": 3.0, "coins": 4}},
+        "sums": {0: 1.0, "x" * 48: 1.0},
+        "deep": {"a": {"b": {"c": {"d": 1.0}}}},
+    }
+    assert numbers_in(info) == {
+        "reward_terms/speed": 1.5,
+        "reward_terms/energy/left": -0.5,
+        "reward_terms/fall": 2.0,
+        "episode/coins": 4.0,
+    }
+    info["itself"] = info
+    assert len(numbers_in(info)) < 100
+
+
+def test_what_cannot_be_logged_is_named_once(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(episode_info, "_left_out", episode_info._LeftOut())
+    info = {
+        "score": 1.0,
+        "map": np.zeros((2, 3)),
+        "who": {"name": "x", "age": 5},
+        "ratio": math.nan,
+        "action_mask": np.ones(4),
+        "none": None,
+    }
+    sums = {}
+    for _ in range(3):
+        add_info(sums, info)
+    expected = (
+        "Of `info`, single finite numbers are logged, and not: map (array of shape [2, 3]), "
+        "who/name (str), ratio (not a finite number)."
+    )
+    assert caplog.messages == [expected]
+    assert sums == {"score": (3.0, 3), "who/age": (15.0, 3)}
+    add_info(sums, {f"name {i}": i for i in range(MAX_NAMES + 9)})
+    assert caplog.messages[1].endswith(
+        "name 36 (more than 32 names), name 37 (more than 32 names), 3 more."
+    )
+    sums = {}
+    add_info(sums, {"many": {f"{i}": i for i in range(MAX_NAMES)}, "is_success": True})
+    assert "is_success" in sums
+    for i in range(9):
+        add_info(sums, {f"text {i}": "x"})
+    assert len(caplog.messages) == episode_info.MAX_REPORTS
 
 
 def test_names_are_few():

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.helpers.training import TIMEOUT_S, Training, read_logs
+from torchbeast.run import evaluate
 from torchbeast.run.evaluate import Player
 from torchbeast.run.flags import TrainingFlags
 
@@ -13,7 +14,7 @@ from torchbeast.run.flags import TrainingFlags
 def returns_of(env, num_episodes, **flags):
     flags = TrainingFlags(env=f"tests.helpers.uneven:{env}", model="mlp", **flags)
     with Player(flags, num_episodes, seed=1) as player:
-        return [episode_return for episode_return, _ in player.play()]
+        return [episode.episode_return for episode in player.play()]
 
 
 @pytest.mark.parametrize("num_episodes", [1, 5, 16, 61])
@@ -86,3 +87,23 @@ def test_an_evaluation_that_fails_or_hangs_does_not_touch_the_training(tmp_path,
         training.wait_for(lambda: sign in training.output, "trouble")
         training.wait_for_step(training.step + 5000)
         assert training.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_episodes_that_never_end_are_reported(monkeypatch, sample):
+    class Enough(Exception):
+        pass
+
+    def warn(text):
+        texts.append(text)
+        if len(texts) == 3:
+            raise Enough
+
+    texts = []
+    monkeypatch.setattr(evaluate, "SAY_S", 0.0)
+    monkeypatch.setattr(evaluate, "SAY_AGAIN_S", 0.0)
+    flags = TrainingFlags(env="tests.helpers.tasks:Endless", sample_actions=sample)
+    with Player(flags, 2, seed=1) as player, pytest.raises(Enough):
+        list(player.play(warn=warn))
+    assert texts[0].startswith("No episode has ended for 0 s, 1 steps of each environment.")
+    assert ("--sample_actions draws them." in texts[0]) is not sample

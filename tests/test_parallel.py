@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torchbeast.run.build_learner import build_learner
 
 from libtorchbeast.environments import Group, spec_of_group
 from libtorchbeast.specs import ArraySpec
@@ -12,8 +13,9 @@ from torchbeast import monobeast, polybeast
 from torchbeast.envs import EnvOptions, look_at, make_envs
 from torchbeast.envs.parallel import ParallelEnvs
 from torchbeast.errors import UsageError
+from torchbeast.run.checkpoint import FILE_NAME, save
 from torchbeast.run.command_line import parse
-from torchbeast.run.evaluate import Player
+from torchbeast.run.evaluate import Player, evaluate
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.saved_run import describe_sources
 
@@ -179,7 +181,24 @@ def test_whole_games_are_played_in_evaluation():
     with Player(flags, num_episodes=3, seed=0) as player:
         episodes = sorted(player.play())
     # Of each of the three games, the episode of each agent.
-    assert episodes == [(6.0, 3)] * 3 + [(15.0, 5)] * 3
+    assert episodes == [(6.0, 3, "a")] * 3 + [(15.0, 5, "b")] * 3
+
+
+def test_a_test_names_the_agents_beside_their_returns(tmp_path, capsys):
+    args = ("--env", f"{GAMES}:relay", "--savedir", str(tmp_path), "--xpid", "run", "--seed", "3")
+    flags = parse(monobeast.Flags, args)
+    spec = look_at(flags.env_options, flags.envs_per_actor)
+    learner = build_learner(flags, spec, torch.device("cpu"))
+    flags.rundir.mkdir()
+    save(flags.rundir / FILE_NAME, learner, flags, spec)
+    assert len(evaluate(parse(monobeast.Flags, [*args, "--mode", "test"]))) == 20
+    lines = capsys.readouterr().out.splitlines()
+    assert "Episode 1 (a): return 6.00 in 3 steps" in lines
+    assert lines[-3:] == [
+        "Mean return of a over 10 episodes: 6.00",
+        "Mean return of b over 10 episodes: 15.00",
+        "Mean return over 20 episodes: 10.50",
+    ]
 
 
 @pytest.mark.slow

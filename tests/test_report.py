@@ -1,5 +1,6 @@
 """What people see: the live view, log messages beside it, curves."""
 
+import csv
 import logging
 import re
 import sys
@@ -127,7 +128,10 @@ class Recorder:
     """A view that keeps what it is told."""
 
     def __init__(self):
-        self.stalls = []
+        self.stalls, self.shown = [], []
+
+    def show(self, figures):
+        self.shown.append(figures)
 
     def stall(self, seconds, text):
         self.stalls.append((seconds, text))
@@ -135,7 +139,7 @@ class Recorder:
     def start(self):
         pass
 
-    tick = show = lambda self, *_: None
+    tick = lambda self, *_: None  # noqa: E731
     stop = start
 
 
@@ -146,19 +150,37 @@ def test_the_reporter_counts_the_seconds_since_the_last_step(tmp_path, monkeypat
     monkeypatch.setattr(reporter, "make_view", lambda total_steps: view)
     stats = RunningStats()
     writer = FileWriter("run", rootdir=tmp_path)
-    late = [f"Worker {i} (busy)" for i in range(6)]
     with reporter.Reporter(writer, stats, 1000, log_interval_s=1.0) as report:
         clock.now += 20
-        report.update(lambda: late)
+        report.update("for {:.0f} s.".format)
         stats.step = 10
-        report.update(lambda: late)
-        clock.now += 7
-        report.update(list)
-    named = ", ".join(late[: reporter.MAX_NAMED])
-    assert view.stalls[:2] == [(20.0, f"waiting for {named}, 2 more."), (0.0, "")]
-    seconds, text = view.stalls[2]
-    assert seconds == 7.0
-    assert text.startswith("no environment hangs; they are slow")
+        report.update("for {:.0f} s.".format)
+    assert view.stalls == [(20.0, "for 20 s."), (0.0, "")]
+
+
+@pytest.mark.parametrize(("seconds", "num_rows"), [(5, 25), (300, 120)])
+def test_a_short_run_has_a_curve_and_few_lines(tmp_path, monkeypatch, seconds, num_rows):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    view = Recorder()
+    monkeypatch.setattr(reporter, "make_view", lambda total_steps: view)
+    stats = RunningStats()
+    with reporter.Reporter(FileWriter("run", rootdir=tmp_path), stats, 1000, 5.0) as report:
+        clock.now += 30  # until environments are there
+        for _ in range(20 * seconds):
+            clock.now += 0.05
+            stats.add_update(50, {"total_loss": clock.now})
+            report.update()
+    assert len(view.shown) == pytest.approx(seconds / 5, abs=3)
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    with (tmp_path / "run" / "logs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(events.Scalars("train/total_loss")) == pytest.approx(num_rows, rel=0.2)
+    assert all(float(row["sps"]) == pytest.approx(1000) for row in rows[1:])
+    assert all("total_loss" in figures for figures in view.shown)  # the last one's, too
+    # All of the last row's losses, and of no other's, are in its mean.
+    assert int(rows[-1]["step"]) == 1000 * seconds == view.shown[-1]["step"]
 
 
 def test_docs_list_all_figures_and_no_others():
@@ -206,7 +228,7 @@ def write_log(run, *rows):
     (run / "logs.csv").write_text("\n".join(rows) + "\n")
 
 
-def test_any_figure_can_be_drawn(tmp_path, monkeypatch):
+def test_any_figure_can_be_drawn(tmp_path, monkeypatch, capsys):
     run, out = tmp_path / "run", tmp_path / "curve.png"
     names = "_tick,_time,step,mean_episode_return,eval_return,eval_step,info/won"
     write_log(run, names, "0,1000,100,5,,,", "1,1005,200,6,7,150,0.5", "2,1010,300,6,,,0.75")
@@ -217,6 +239,7 @@ def test_any_figure_can_be_drawn(tmp_path, monkeypatch):
     command = ["plot", "--runs", str(run), "--out", str(out), "--figure", "info/won"]
     monkeypatch.setattr(sys, "argv", command)
     assert plot.main() == 0
+    assert capsys.readouterr().out == f"info/won of 1 runs is drawn in {out}\n"
     assert out.read_bytes().startswith(b"\x89PNG")
 
 

@@ -430,12 +430,13 @@ def test_what_is_folded_keeps_its_level(clock):
 def test_lines_in_a_report_are_short_and_printable(clock, caplog):
     fakes = Fakes(1, max_failures=2)
     fakes.supervisor.poll()
-    fakes[0].output = ["\x1b[2J" + "x" * 10_000]
+    fakes[0].output = ["\x1b[2J" + "x" * 10_000, "\x1b[33mWARN: y\x1b[0m"]
     fakes[0].code = 1
     fakes.supervisor.poll()
     [line] = [line for line in caplog.text.splitlines() if "xxx" in line]
     assert line.startswith("?[2Jxxx")
     assert len(line) == MAX_LINE
+    assert "WARN: y" in caplog.text.splitlines()
 
 
 def test_the_end_is_asked_for_and_then_forced(clock, caplog):

@@ -110,7 +110,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_one_sentence(tmp_path, capl
 def test_a_checkpoint_that_cannot_be_written_is_tried_again(tmp_path, caplog):
     flags = TrainingFlags(savedir=tmp_path, xpid="run", checkpoint_interval_s=0.0)
     learner = Learner(Agent((4,), 2, False, "mlp"), flags, torch.device("cpu"))
-    run = Run(flags, learner, StopRequest(), SimpleNamespace(update=lambda late: None))
+    run = Run(flags, learner, StopRequest(), SimpleNamespace(update=lambda explain: None))
     run.tick()
     assert "the checkpoint cannot be written" in caplog.text
     assert learner.lock.acquire(timeout=0)
@@ -153,7 +153,7 @@ def test_weights_that_are_not_there_leave_no_files_of_a_run(tmp_path):
 def test_names_of_log_info_that_never_come_are_named_once(tmp_path, caplog):
     flags = TrainingFlags(savedir=tmp_path, xpid="run", log_info="score, nobody")
     learner = Learner(Agent((4,), 2, False, "mlp"), flags, torch.device("cpu"))
-    run = Run(flags, learner, StopRequest(), SimpleNamespace(update=lambda late: None))
+    run = Run(flags, learner, StopRequest(), SimpleNamespace(update=lambda explain: None))
     learner.stats.add_info({"score": (1.0, 1)})
     run.tick()
     assert not caplog.text

@@ -48,6 +48,7 @@ from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
+from torchbeast.run.stall import Stall
 from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
@@ -60,7 +61,7 @@ from torchbeast.runtime.shared_tensors import (
     shared_zeros,
 )
 from torchbeast.runtime.shared_weights import SharedWeights
-from torchbeast.runtime.threads import Threads, set_cpu_threads
+from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
 
 POLL_S = 0.2  # how soon the main thread sees a signal, a finished learner, a dead actor
 JOIN_S = 10.0  # how long to wait for actors that were asked to end
@@ -293,19 +294,17 @@ class Actors:
         self._processes: dict[int, ActorProcess] = {}
         children = [self._make_child(actor_id) for actor_id in range(flags.num_actors)]
         output = output_log.OutputLog(flags.rundir / output_log.FILE_NAME)
-        self._supervisor = Supervisor(
+        self.supervisor = Supervisor(
             children, flags.actor_timeout_s, "--actor_timeout_s", keep_output=output.keep
         )
         self._supervise_at = 0.0
-        self._is_late = False
         self._info: InfoSums = {}
 
     def poll(self) -> list[Filled]:
         """The rollouts that were filled; waits a little if there are none."""
         if time.monotonic() >= self._supervise_at:
-            self._supervisor.poll()
+            self.supervisor.poll()
             self._supervise_at = time.monotonic() + POLL_S
-            self._is_late = any(child.is_late for child in self._supervisor.children)
             self._hand_out()
         filled: list[Filled] = []
         actor_of: dict[Any, int] = {process.pipe: i for i, process in self._processes.items()}
@@ -326,10 +325,6 @@ class Actors:
             filled += [Filled(slot, version, first + i) for i, slot in enumerate(slots)]
             self._hand_out()
         return filled
-
-    def late(self) -> list[str]:
-        """Actors that keep the learner waiting."""
-        return self._supervisor.late()
 
     def release(self, filled: list[Filled]) -> None:
         """These have been read: their slots may be written again. For any thread."""
@@ -354,7 +349,7 @@ class Actors:
             for process in self._processes.values():
                 process.terminate()
 
-        self._supervisor.close(ask, JOIN_S)
+        self.supervisor.close(ask, JOIN_S)
 
     def _make_child(self, i: int) -> Child:
         """Actor i, as the supervisor knows it."""
@@ -387,7 +382,7 @@ class Actors:
     def _hand_out(self) -> None:
         """Give free slots to the actors that hold fewest; all there are if some actor is late."""
         flags = self._flags
-        spare = 0 if self._is_late else flags.num_slots - flags.num_in_flight
+        spare = 0 if self.supervisor.has_late else flags.num_slots - flags.num_in_flight
         with self._lock:
             while self._processes and len(self._free) - spare >= flags.envs_per_actor:
                 i = min(self._processes, key=lambda i: len(self._held[i]))
@@ -409,7 +404,7 @@ def learn(flags: Flags, learner: Learner, shared: Shared, actors: Actors, batche
     set_cpu_threads(flags.learner_cpu_threads)
     torch.set_flush_denormal(True)
     with attend_rounds(learner, shared.weights.publish):
-        while (filled := batches.get()) is not None:
+        for filled in BusyClock("learner", learner.stats).watch(iter(batches.get, None)):
             batch, state = shared.rollouts.collect(filled, learner.device)
             if not flags.hold_actors:
                 actors.release(filled)
@@ -452,6 +447,11 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
     report_batch_size(flags, flags.effective_batch_size, flags.num_envs)
     threads = Threads("learner", flags.num_learner_threads, run_learner, learner.finished)
     filled: list[Filled] = []  # in the order in which they were filled
+    stall = Stall(
+        learner.stats, actors.supervisor.late,
+        lambda: int(shared.num_steps.tensors.sum()) * flags.envs_per_actor,
+        lambda: (len(filled), flags.effective_batch_size), who="actors",
+    )  # fmt: skip
     try:
         while not learner.finished.is_set() and not run.stop_requested:
             filled += actors.poll()
@@ -459,7 +459,7 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
             while len(filled) >= flags.effective_batch_size:
                 batches.put(filled[: flags.effective_batch_size])
                 del filled[: flags.effective_batch_size]
-            run.tick(actors.late)
+            run.tick(stall)
     finally:
         learner.finished.set()
         for _ in range(flags.num_learner_threads):

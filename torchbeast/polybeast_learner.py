@@ -54,6 +54,7 @@ from torchbeast.run.model_offer import ModelOffers
 from torchbeast.run.model_size import check_fits, most_rollouts
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
+from torchbeast.run.stall import Stall
 from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.run.utilization import Stages, Trace
 from torchbeast.runtime.actor_model import ActorModel, num_copies
@@ -500,6 +501,12 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         Threads("actor-pool", 1, pool.run, finished),
     ]
     stages = Stages(learner.stats, pool, learner_queue, inference_batcher)
+    stall = Stall(
+        learner.stats,
+        late=source.late,
+        count_steps=pool.count,
+        count_rollouts=lambda: (learner_queue.size(), sizes.batch_size),
+    )
     trace = Trace(flags.rundir / "trace.json") if flags.write_profiler_trace else None
     first_version = learner.version
     try:
@@ -513,7 +520,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
             learner.stats.add_info(flags.choose_info(pool.take_info()))
             if trace is not None and learner.version > first_version:
                 trace.record()
-            run.tick(source.late)
+            run.tick(stall)
             finished.wait(POLL_S)
         if trace is not None:
             trace.close()

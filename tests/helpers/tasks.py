@@ -118,3 +118,26 @@ class PlusOne(gymnasium.RewardWrapper):
 
 
 gymnasium.register("HelpersCorridor-v0", entry_point=Corridor)
+
+
+class Crowd(Task):
+    """Two agents in one environment: a reward for each."""
+
+    def step(self, action):
+        print("a step")
+        frame, reward, *rest = super().step(action)
+        return frame, [reward, reward], *rest
+
+
+class Endless(Task):
+    """Has no end as long as the same is done."""
+
+    def step(self, action):
+        frame, reward, _, limit, info = super().step(action)
+        return frame, reward, False, limit, info
+
+
+class FourValues(Task):
+    def step(self, action):
+        frame, reward, over, _, info = super().step(action)
+        return frame, reward, over, info

@@ -2,11 +2,12 @@
 
 import math
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
 from libtorchbeast.episode_info import MAX_NAMES, InfoSums
+from torchbeast.core.work_log import WorkLog
 
 EPISODE_WINDOW = 100
 
@@ -37,6 +38,8 @@ class RunningStats:
     def __init__(self, counts: dict[str, Any] | None = None) -> None:
         """Who gives `counts` may let several learners, one at a time, count in the same dict."""
         self.counts = {} if counts is None else counts
+        self.work: dict[str, WorkLog] = defaultdict(WorkLog)
+        """Of this process's threads, by kind: learner, inference."""
         self._lock = threading.Lock()
         self._last_update: dict[str, float] = {}
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)

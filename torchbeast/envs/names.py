@@ -68,6 +68,11 @@ def _find_in_module(name: str, module_name: str, attribute: str) -> Maker:
     try:
         return gymnasium.spec(attribute)
     except gymnasium.error.Error:
+        if _is_of_old_gym(attribute):
+            raise UsageError(
+                f"--env {name}: {attribute!r} is registered with old Gym, and not with Gymnasium; "
+                "name its class, or a function of yours that makes it, as package.module:function."
+            ) from None
         known = [*(n for n in dir(module) if not n.startswith("_")), *gymnasium.registry]
         raise UsageError(
             f"--env {name}: module {module_name!r} has no factory {attribute!r}, and registers no "

@@ -49,6 +49,7 @@ class ParallelEnvs:
         """`whole_games`: as many environments, about `num_envs`, as whole games have agents."""
         first = make_game()
         self.num_agents = _count_agents(first)
+        self.agents = [str(agent) for agent in first.possible_agents]
         if whole_games:
             num_envs = max(1, num_envs // self.num_agents) * self.num_agents
         check_agents(self.num_agents, num_envs)

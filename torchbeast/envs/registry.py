@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from libtorchbeast.environments import Broken, SyncEnvs, spec_of_group
+from libtorchbeast.environments import BadStep, Broken, SyncEnvs, spec_of_group
 from libtorchbeast.rows import Environments, Spec, Unstacked
 from libtorchbeast.seeding import seed_generators
 from libtorchbeast.specs import UnknownSpace, spec_or
@@ -91,10 +91,13 @@ def look_at_game(options: EnvOptions) -> tuple[Spec, int]:
         try:
             envs = make_envs(options, num_envs=1, whole_games=True)
             try:
-                return spec_of_group(envs, envs.reset()), getattr(envs, "num_agents", 1)
+                spec = spec_of_group(envs, envs.reset())
+                if isinstance(envs, SyncEnvs):
+                    envs.try_step()  # better one sentence here than restarts of each worker
+                return spec, getattr(envs, "num_agents", 1)
             finally:
                 envs.close()
-        except UnknownSpace as error:
+        except (UnknownSpace, BadStep) as error:
             raise UsageError(f"--env {options.env}: {error}") from error
         except (UsageError, Broken):
             raise

@@ -104,7 +104,9 @@ def draw(options: Options) -> None:
 
 def main() -> int:
     try:
-        draw(tyro.cli(Options))
+        options = tyro.cli(Options)
+        draw(options)
+        print(f"{options.figure} of {len(options.runs)} runs is drawn in {options.out}")
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -7,15 +7,24 @@ from types import TracebackType
 from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.stats import RunningStats
 from torchbeast.report.tensorboard import TensorBoard
-from torchbeast.report.terminal import STALL_S, make_view
+from torchbeast.report.terminal import STALL_S, Figures, make_view
 from torchbeast.runtime.disk import IgnoreWriteErrors
 
-FIRST_LOG_S = 1.0
-MAX_NAMED = 4  # of those who are late
+FIRST_VIEW_S = 1.0
+FIRST_ROW_S = 0.2
+ROWS_APART = 0.05  # part of the time since the first row, as long as it is less than the interval
+
+
+def say_nothing(seconds: float) -> str:
+    """Why there was no step for so long, where nobody knows."""
+    return ""
 
 
 class Reporter:
-    """Terminal, TensorBoard and CSV, at most once in `log_interval_s`. Use it with `with`."""
+    """Terminal, TensorBoard and CSV, at most once in `log_interval_s`. Use it with `with`.
+
+    At the start rows of CSV and TensorBoard stand closer, so that a run of seconds has a curve.
+    """
 
     def __init__(
         self, writer: FileWriter, stats: RunningStats, total_steps: int, log_interval_s: float
@@ -27,10 +36,14 @@ class Reporter:
         self._tensorboard = TensorBoard(writer.basepath, stats.step)
         self._for_csv = IgnoreWriteErrors("logs.csv")
         self._for_tensorboard = IgnoreWriteErrors("TensorBoard's file")
-        self._last_time = time.monotonic()
-        self._last_step = stats.step
-        self._due = self._last_time + min(FIRST_LOG_S, self._interval_s)
-        self._moved_at, self._moved_to = self._last_time, stats.step
+        now, step = time.monotonic(), stats.step
+        self._first_row_at: float | None = None
+        self._row_at, self._row_step = now, step
+        self._row_due = now + min(FIRST_ROW_S, log_interval_s)
+        self._view_at, self._view_step = now, step
+        self._view_due = now + min(FIRST_VIEW_S, log_interval_s)
+        self._moved_at, self._moved_to = now, step
+        self._newest: Figures = {}  # of each figure: a row may have taken them since the last view
 
     def __enter__(self) -> "Reporter":
         self._view.start()
@@ -43,7 +56,8 @@ class Reporter:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self._stats.step > self._last_step:
+            if self._stats.step > self._view_step:
+                self._view_due = 0.0
                 self._log()
         finally:
             self._view.stop()
@@ -52,32 +66,33 @@ class Reporter:
             with self._for_csv:
                 self._writer.close(successful=error is None)
 
-    def update(self, late: Callable[[], list[str]] = list) -> None:
-        """Log if it is time, and say who is `late` if nothing moves."""
+    def update(self, explain: Callable[[float], str] = say_nothing) -> None:
+        """Log if it is time, and `explain` the seconds without a step if nothing moves."""
         step, now = self._stats.step, time.monotonic()
         self._view.tick(step)
-        if now >= self._due and step > self._last_step:
+        if now >= self._row_due and step > self._row_step:
             self._log()
         if step > self._moved_to:
             self._moved_at, self._moved_to = now, step
         seconds = now - self._moved_at
-        self._view.stall(seconds, _why(late()) if seconds >= STALL_S else "")
+        self._view.stall(seconds, explain(seconds) if seconds >= STALL_S else "")
 
     def _log(self) -> None:
-        now = time.monotonic()
+        now, step = time.monotonic(), self._stats.step
         figures = self._stats.summary()
-        figures["sps"] = (self._stats.step - self._last_step) / (now - self._last_time)
-        self._last_time, self._last_step, self._due = now, self._stats.step, now + self._interval_s
-        self._view.show(figures)
+        self._newest |= figures
+        if now >= self._view_due:
+            speed = (step - self._view_step) / (now - self._view_at)
+            self._view.show({**self._newest, "sps": speed})
+            self._view_at, self._view_step, self._view_due = now, step, now + self._interval_s
+        if step == self._row_step:
+            return
+        figures["sps"] = (step - self._row_step) / (now - self._row_at)
+        self._row_at, self._row_step = now, step
+        self._first_row_at = self._first_row_at or now
+        pause_s = max(FIRST_ROW_S, ROWS_APART * (now - self._first_row_at))
+        self._row_due = now + min(pause_s, self._interval_s)
         with self._for_csv:
             self._writer.log(figures)
         with self._for_tensorboard:
-            self._tensorboard.log(figures, self._stats.step)
-
-
-def _why(late: list[str]) -> str:
-    """Why nothing moves, for people."""
-    if not late:
-        return "no environment hangs; they are slow, or an update takes long."
-    more = [f"{len(late) - MAX_NAMED} more"] if len(late) > MAX_NAMED else []
-    return f"waiting for {', '.join([*late[:MAX_NAMED], *more])}."
+            self._tensorboard.log(figures, step)

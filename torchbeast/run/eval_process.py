@@ -149,6 +149,10 @@ class Evaluation:
 def play_as_asked(flags: TrainingFlags, line: SupervisorLine) -> None:
     """Play whenever there are new weights, until the training process ends this one."""
     weights = flags.rundir / WEIGHTS
+
+    def warn(text: str) -> None:
+        line.send(logging.WARNING, text)
+
     while True:
         while not weights.exists():
             line.tick()
@@ -158,8 +162,7 @@ def play_as_asked(flags: TrainingFlags, line: SupervisorLine) -> None:
         # The same episodes' starts each time, so that the weights alone make the difference.
         with Player(flags, flags.eval_episodes, derive_seed(flags.seed, SEEDS)) as player:
             player.model.load_state_dict(contents["model_state_dict"])
-            for episode_return, _ in player.play(line.tick):
-                returns.append(episode_return)
+            returns += [episode.episode_return for episode in player.play(line.tick, warn)]
         result = {"step": contents["step"], "returns": returns}
         weights.unlink()
         write_whole(flags.rundir / RESULT, memoryview(json.dumps(result).encode()))

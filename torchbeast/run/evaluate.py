@@ -1,10 +1,13 @@
 """Play episodes with a trained agent: the modes test and test_render of both beasts."""
 
 import dataclasses
+import logging
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +15,7 @@ from torch import nn
 
 from libtorchbeast.environments import spec_of_group
 from libtorchbeast.tree import map_tree
+from libtorchbeast.wait_notice import SAY_AGAIN_S, SAY_S
 from torchbeast.envs import REMOTE, make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
@@ -19,6 +23,8 @@ from torchbeast.run import checkpoint
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.threads import cpu_threads
+
+logger = logging.getLogger("torchbeast")
 
 MAX_ENVS = 16  # that play at once
 
@@ -34,20 +40,33 @@ def evaluate(flags: TrainingFlags) -> list[float]:
     how = "actions drawn from its policy" if flags.sample_actions else "its most likely actions"
     print(f"Playing {flags.env} with {path} and {how}")
     returns: list[float] = []
+    by_agent: dict[str, list[float]] = defaultdict(list)  # of games of several agents
     with (
         cpu_threads(1),
         Player(flags, flags.num_episodes, flags.seed, flags.mode == "test_render") as player,
     ):
         remedy = "leave out --env to play what it was trained on"
         checkpoint.load_model(path, contents, player.model, flags.env, remedy)
-        for episode_return, length in player.play():
+        for episode_return, length, agent in player.play():
             returns.append(episode_return)
+            if agent:
+                by_agent[agent].append(episode_return)
+            who = f" ({agent})" * bool(agent)
             text = f"return {episode_return:.2f} in {length} steps"
-            print(f"Episode {len(returns)}: {text}", flush=True)
+            print(f"Episode {len(returns)}{who}: {text}", flush=True)
+    for agent, own in sorted(by_agent.items()):
+        print(f"Mean return of {agent} over {len(own)} episodes: {np.mean(own):.2f}")
     print(f"Mean return over {len(returns)} episodes: {np.mean(returns):.2f}")
     if player.video is not None:
         print(f"Video: {player.video.path}")
     return returns
+
+
+class Episode(NamedTuple):
+    episode_return: float
+    length: int
+    agent: str
+    """Whose it is, in a game of several agents."""
 
 
 class Player:
@@ -68,6 +87,7 @@ class Player:
         # Of games of several agents, each plays its share, with one episode for each agent.
         num_agents = getattr(self._envs, "num_agents", 1)
         num_games = self._envs.num_envs // num_agents
+        self._agents = getattr(self._envs, "agents", [""])
         shares = [len(range(i, num_episodes, num_games)) for i in range(num_games)]
         self._shares = [share for share in shares for _ in range(num_agents)]
         self.video: Video | None = None
@@ -79,26 +99,50 @@ class Player:
         except BaseException:
             self._envs.close()
             raise
+        self._samples_actions = flags.sample_actions
         prepare_to_play(self.model, flags.sample_actions)
 
     @torch.inference_mode()
-    def play(self, on_step: Callable[[], object] = lambda: None) -> Iterator[tuple[float, int]]:
-        """Return and length of each episode, when it ends."""
+    def play(
+        self,
+        on_step: Callable[[], object] = lambda: None,
+        warn: Callable[[str], object] = logger.warning,
+    ) -> Iterator[Episode]:
+        """Each episode, when it ends; `warn` that none does."""
         left = list(self._shares)
+        ended_at, warn_at, num_steps = time.monotonic(), SAY_S, 0
         row, state = self._row, self.model.initial_state(batch_size=len(left))  # type: ignore
         while any(left):
             inputs = map_tree(lambda array: torch.from_numpy(array).unsqueeze(0), row)
             output, state = self.model(inputs, state)
             row = self._envs.step(map_tree(lambda x: x[0].numpy(), as_output(output)["action"]))
             on_step()
+            num_steps += 1
+            if (waited_s := time.monotonic() - ended_at) >= warn_at:
+                warn_at = waited_s + SAY_AGAIN_S
+                warn(self._describe_wait(waited_s, num_steps))
             if self.video is not None:
                 self.video.add()
             ended = row["done"] & (row["episode_step"] > 0)
+            if ended.any():
+                ended_at, warn_at, num_steps = time.monotonic(), SAY_S, 0
             for i in np.flatnonzero(ended):
                 if left[i]:
-                    yield float(row["episode_return"][i]), int(row["episode_step"][i])
+                    agent = self._agents[i % len(self._agents)]
+                    yield Episode(
+                        float(row["episode_return"][i]), int(row["episode_step"][i]), agent
+                    )
             for i in np.flatnonzero(getattr(self._envs, "game_over", ended)):
                 left[i] = max(0, left[i] - 1)
+
+    def _describe_wait(self, seconds: float, num_steps: int) -> str:
+        text = f"No episode has ended for {seconds:.0f} s, {num_steps:,} steps of each environment"
+        if self._samples_actions:
+            return f"{text}."
+        return (
+            f"{text}. With its most likely actions an agent may do the same for ever; "
+            "--sample_actions draws them."
+        )
 
     def __enter__(self) -> "Player":
         return self

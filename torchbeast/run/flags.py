@@ -55,7 +55,7 @@ class TrainingFlags(Settings, EnvOptions):
     init_from: str | None = None
     """Start a new run from the weights of another: its name, its folder, or a checkpoint."""
     log_interval_s: float = 5.0
-    """Seconds between lines in the logs."""
+    """Seconds between rows in the logs; at the start there are more."""
     log_info: str = "all"
     """Numbers in `info` at the end of an episode to log: names with commas, all, or none."""
     eval_every: int = 0

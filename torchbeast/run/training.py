@@ -23,13 +23,14 @@ from torchbeast.core.stats import EPISODE_WINDOW, RunningStats
 from torchbeast.envs import REMOTE, describe_lives
 from torchbeast.errors import UsageError
 from torchbeast.models import build_distribution, build_model
-from torchbeast.report import Reporter
+from torchbeast.report import Reporter, say_nothing
 from torchbeast.run import checkpoint, saved_run
 from torchbeast.run.eval_process import Evaluation
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.init_from import init_from
 from torchbeast.run.model_trial import try_model
 from torchbeast.run.signals import StopRequest
+from torchbeast.run.stall import Stall
 from torchbeast.runtime.disk import IgnoreWriteErrors
 from torchbeast.runtime.process import seed_everything
 
@@ -77,14 +78,16 @@ class Run:
         """Several learners stop when all know of it, in a round (core/rank_rounds.py)."""
         return self._stop.signal is not None and self._learner.rounds.stops_alone
 
-    def tick(self, late: Callable[[], list[str]] = list) -> None:
+    def tick(self, stall: Stall | None = None) -> None:
         """Report and save if it is time. Call it a few times a second.
 
-        `late()` names those that training waits for, if it does.
+        `stall` knows what is waited for, if nothing moves.
         """
         if self._reporter is None:
             return
-        self._reporter.update(late)
+        if stall is not None:
+            stall.poll()
+        self._reporter.update(say_nothing if stall is None else stall.explain)
         self._look_for_info()
         if time.monotonic() >= self._save_at and not self._flags.disable_checkpoint:
             with self._write_errors:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from torchbeast.core.stats import RunningStats
+from torchbeast.core.work_log import WorkLog
 
 Item = TypeVar("Item")
 
@@ -69,11 +70,13 @@ class Threads:
 
 
 class BusyClock:
-    """Reports which part of its time a thread waits for the next item, as `<name>_idle`."""
+    """Reports which part of its time a thread waits for the next item, as `<name>_idle`, and
+    notes in the `work` of the statistics when it does not."""
 
     def __init__(self, name: str, stats: RunningStats | None) -> None:
         self._name = name
         self._stats = stats
+        self._work = WorkLog() if stats is None else stats.work[name]
         self._waited_s = 0.0
         self._noted_at = time.monotonic()
 
@@ -87,7 +90,8 @@ class BusyClock:
             except StopIteration:
                 return
             self._waited_s = time.monotonic() - started_at
-            yield item
+            with self._work.at_work():
+                yield item
 
     def note(self, **figures: float) -> None:
         """Report on the time since the last call, and these figures with it."""
