@@ -64,6 +64,7 @@ class Lane:
         self.spec = spec
         self.num_envs = num_envs
         self.wakeup_fd: int | None = None  # written to when the actor passes the turn
+        self.marks_rows = True  # as taken (cpp/turn.h); hosts of older versions do not know of it
         self.client = ""  # whose environments these are; the learner's own if empty
         self._memory = np.frombuffer(mmap.mmap(fd, lane_size(spec, num_envs)), np.uint8)
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
@@ -170,19 +171,20 @@ class Lane:
                     entry["count"] += count
                     break
 
-    def send_rows(self) -> None:
-        """Give the agent its turn."""
+    def send_rows(self, timeout_s: float = 0.0) -> bool:
+        """Give the agent its turn, and `wait_for_actions`.
+
+        Who has nothing else to do waits here: between two calls others would run, and take our
+        code out of the caches.
+        """
         self._counts[0] += 1
-        if not self.turn.pass_on(self._had_turn, AGENT):
-            raise LaneClosed
+        state = self.turn.exchange(self._had_turn, timeout_s)
         self._had_turn = ENVIRONMENT
+        return _has_turn(state)
 
     def wait_for_actions(self, timeout_s: float) -> bool:
         """Whether `actions` are there; raises `LaneClosed` at the end."""
-        state = self.turn.wait_while(AGENT, timeout_s)
-        if state in (GONE, CLOSED):
-            raise LaneClosed
-        return state == ENVIRONMENT
+        return _has_turn(self.turn.wait_for_actions(timeout_s))
 
     def _view(self, spec: ArraySpec) -> np.ndarray:
         num_bytes = self.num_envs * spec.num_bytes
@@ -230,6 +232,15 @@ def lane_size(spec: Spec | RolloutSpec, num_envs: int) -> int:
     """Bytes of a lane's memory."""
     leaves = [*nest.flatten(spec.row), *nest.flatten(spec.action)]
     return HEADER.itemsize + sum(_aligned(num_envs * leaf.num_bytes) for leaf in leaves)
+
+
+def _has_turn(state: Turn.State) -> bool:
+    """Whether the environments have it; `LaneClosed` if nobody will any more."""
+    if state is ENVIRONMENT:
+        return True
+    if state is not AGENT:
+        raise LaneClosed
+    return False
 
 
 def _copy(view: np.ndarray, value: Any) -> None:
