@@ -77,7 +77,10 @@ class LaneLink:
         if info:
             self.lane.add_info(info)
         await _wait(self)  # the scheduler sends them
-        return nest.map(np.copy, self.lane.actions)  # the next ones are written to the same place
+        actions = self.lane.actions  # copied, as the next ones are written to the same place
+        if type(actions) is np.ndarray:
+            return actions.copy()
+        return nest.map(np.copy, actions)
 
     def check(self) -> None:
         """`LaneClosed` if who gave us the lane is gone."""

@@ -24,7 +24,7 @@ from libtorchbeast import episode_info
 from libtorchbeast._C import Turn
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rollouts import RolloutSpec
-from libtorchbeast.rows import Row, Spec, Unstacked
+from libtorchbeast.rows import NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.shared_memory import anonymous_memory, can_shrink
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.text import printable
@@ -69,7 +69,7 @@ class Lane:
         self._memory = np.frombuffer(mmap.mmap(fd, lane_size(spec, num_envs)), np.uint8)
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
         self.turn = Turn(header["turn"][:1])
-        self._counts = header["counts"]
+        self._counts = memoryview(header["counts"])  # for single numbers sooner than an array
         self._header = header
         self._infos = header["infos"]
         self._info_counts = self._infos["count"]
@@ -80,6 +80,7 @@ class Lane:
         self._next_byte = HEADER.itemsize
         self.rows: Row = nest.map(self._view, spec.row)  # [K, ...] each
         self.actions: Any = nest.map(self._view, spec.action)
+        self._cells = {k: memoryview(v) for k, v in self.rows.items() if k in NUMBERS}
 
     @classmethod
     def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":
@@ -109,7 +110,7 @@ class Lane:
     @property
     def num_passes(self) -> int:
         """How often rows were written."""
-        return int(self._counts[0])
+        return self._counts[0]
 
     @property
     def name(self) -> str:
@@ -156,10 +157,13 @@ class Lane:
     def write(self, row: Row) -> None:
         """Copy a row into the lane."""
         for name, views in self.rows.items():
-            if isinstance(views, np.ndarray):
-                _copy(views, row[name])
+            value = row[name]
+            if type(value) is list and name in self._cells:
+                _write_few(self._cells[name], value)
+            elif type(views) is np.ndarray:
+                _copy(views, value)
             else:
-                nest.map_many2(_copy, views, row[name])
+                nest.map_many2(_copy, views, value)
 
     def add_info(self, info: InfoSums) -> None:
         """Add to the sums that the agent's side reads now and then."""
@@ -243,14 +247,23 @@ def _has_turn(state: Turn.State) -> bool:
     return False
 
 
+def _write_few(cells: memoryview, numbers: list[Any]) -> None:
+    if len(numbers) != len(cells):
+        raise ValueError(f"A row must hold {len(cells)} numbers, got {len(numbers)}.")
+    for i, number in enumerate(numbers):
+        cells[i] = number
+
+
 def _copy(view: np.ndarray, value: Any) -> None:
     if value.shape != view.shape:  # NumPy would repeat it where it can
         raise ValueError(f"A row must hold {view.dtype}{view.shape}, got shape {value.shape}.")
+    if value.dtype != view.dtype and not np.can_cast(value.dtype, view.dtype, "same_kind"):
+        raise TypeError(f"A row must hold {view.dtype}, got {value.dtype}.")
     if isinstance(value, Unstacked):
         for i, array in enumerate(value.arrays):
-            np.copyto(view[i : i + 1], array)
+            view[i] = array
     else:
-        np.copyto(view, value)
+        view[...] = value
 
 
 def _aligned(num_bytes: int) -> int:

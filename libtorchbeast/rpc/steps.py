@@ -43,7 +43,7 @@ def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
     fields = [
         (_REWARD, np.asarray(row["reward"], _FLOAT32).tobytes()),
         (_DONE, np.asarray(row["done"], np.bool_).tobytes()),
-        (_EPISODE_STEP, b"".join(map(_varint_of, row["episode_step"].tolist()))),
+        (_EPISODE_STEP, b"".join(map(_varint_of, _listed(row["episode_step"])))),
         (_EPISODE_RETURN, np.asarray(row["episode_return"], _FLOAT32).tobytes()),
     ]
     truncated = np.asarray(row["truncated"], np.bool_).tobytes()
@@ -61,6 +61,10 @@ def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
         parts += [tag, *map(as_sent, arrays)]
         size += len(tag) + num_bytes
     return b"".join([field_tag(_STEP, size), *parts])
+
+
+def _listed(numbers: Any) -> list[int]:
+    return numbers if type(numbers) is list else numbers.tolist()
 
 
 def encode_actions(actions: Any) -> bytes:
