@@ -76,6 +76,8 @@ void register_exceptions(nb::module_& m) {
       nest_error.release().ptr());
 }
 
+std::vector<std::int64_t> to_vector(const Shape& shape) { return {shape.begin(), shape.end()}; }
+
 void bind_array(nb::module_& m) {
   nb::class_<Array>(m, "Array", "An array as the core holds it: a view of somebody's memory.")
       .def(
@@ -86,8 +88,9 @@ void bind_array(nb::module_& m) {
           },
           "object"_a.none(), "View a torch tensor or a NumPy array, without a copy.")
       .def_prop_ro("dtype", [](const Array& self) { return self.dtype.name(); })
-      .def_ro("shape", &Array::shape)
-      .def_ro("strides", &Array::strides, "In elements.")
+      .def_prop_ro("shape", [](const Array& self) { return to_vector(self.shape); })
+      .def_prop_ro(
+          "strides", [](const Array& self) { return to_vector(self.strides); }, "In elements.")
       .def("torch", &array_to_torch, "The same memory as a torch tensor.");
 }
 
