@@ -187,9 +187,9 @@ class EpisodeLists:
             returns[i] += value
             if not truncated[i] and steps[i] < MAX_INT32:  # the extra row is no step
                 steps[i] += 1
-        numbers = (reward, done, truncated, steps, returns)
+        numbers: tuple[Any, ...] = (reward, done, truncated, steps, returns)
         if self.keeps_lists:
-            row = {name: list(values) for name, values in zip(NUMBERS, numbers, strict=True)}
+            row: Row = {name: list(values) for name, values in zip(NUMBERS, numbers, strict=True)}
             row["frame"] = frame
             row["last_action"] = map_tree(_as_action, self._action, last_action)
         else:

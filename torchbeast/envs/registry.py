@@ -51,8 +51,8 @@ def make_group(num_envs: int, seed: int, data: bytes = b"", **options: Any) -> E
     """`make_envs` for processes that step environments and pass their rows on at once.
 
     Workers and servers get its name and plain arguments; `data` is `own_code.pack()` of the process
-    that started them. Rows of single environments are for who copies them on at once. The process's random
-    generators are seeded, too: an environment may use them.
+    that started them. Rows of single environments are left for who copies them on at once. The
+    process's random generators are seeded, too: an environment may use them.
     """
     own_code.unpack(data)
     seed_generators(seed)
