@@ -1,7 +1,8 @@
 #include "actor_pool.h"
 
+#include <atomic>
 #include <chrono>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -23,13 +24,15 @@ constexpr std::chrono::milliseconds kLookAround{200};
 // on a busy machine processes stand still for a moment.
 constexpr std::chrono::seconds kPatience{1};
 
+void add(Clock::duration time, std::atomic<std::int64_t>& total_ns) {
+  total_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+}
+
 // Adds the time that it lives.
 class Timer {
  public:
   explicit Timer(std::atomic<std::int64_t>& total) : total_(total), start_(Clock::now()) {}
-  ~Timer() {
-    total_ += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_).count();
-  }
+  ~Timer() { add(Clock::now() - start_, total_); }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
@@ -114,8 +117,8 @@ class ActorPool::Actor {
         member_{num_envs_, lane.client} {}
 
   void run() {
-    while (wait_for_rows()) {
-      play();
+    for (;;) {
+      if (wait_for_environments() == Turn::kAgent) play();
       lane_.pass(Turn::kGone, Turn::kFree);
     }
   }
@@ -128,17 +131,29 @@ class ActorPool::Actor {
     state_ = state_at_start_ = repeat(pool_.initial_agent_state_, num_envs_);
     started_ = Clock::now();
     rollout_.emplace(lane_.row, pool_.unroll_length_, pool_.pool_);
-    ArrayNest output = ask_agent([this] { rollout_->add_row(lane_.row); });
-    while (lane_.pass(Turn::kAgent, Turn::kEnvironment) && wait_for_rows()) {
+    ask_agent();
+    rollout_->add_row(lane_.row);
+    let_go();
+    while (wait_for_next_rows() == Turn::kAgent) {
+      const ArrayNest output = take_answer();
       if (rollout_->num_rows() < pool_.unroll_length_) {
-        output = ask_agent([this, &output] { keep_row(output); });
+        ask_agent();
+        keep_row(output);
       } else {
         keep_row(output);
         send_full();
-        output = ask_agent({});
+        ask_agent();
       }
+      let_go();
     }
+    take_answer();  // The agent may still be looking at the last row.
     finish();
+  }
+
+  // Where rows are not marked, only the answer says that what is there next is new.
+  Turn::State wait_for_next_rows() {
+    if (!lane_.marks_rows) call_->wait(poll_);
+    return pool_.wait_for_turn(lane_);
   }
 
   // The lane's row, and the output that led to it.
@@ -156,28 +171,48 @@ class ActorPool::Actor {
     started_ = Clock::now();
   }
 
-  // Whether there are rows to read; else the environments are gone or all is over.
-  bool wait_for_rows() {
-    while (pool_.wait_for_turn(lane_) != Turn::kAgent) {
-      if (rollout_) return false;
-      lane_.pass(Turn::kGone, Turn::kFree);
-    }
-    return true;
+  Turn::State wait_for_environments() {
+    const Timer timer(pool_.counts_.ns_for_environments);
+    return pool_.wait_for_turn(lane_);
   }
 
-  // Shows the lane's row, writes the action to the lane and returns the output.
-  ArrayNest ask_agent(const std::function<void()>& meanwhile) {
-    std::vector<ArrayNest> answer;
-    {
-      const Timer timer(pool_.counts_.ns_for_agent);
-      answer = children(pool_.inference_batcher_.compute(tuple_of_nests({lane_.row, state_}), poll_,
-                                                         meanwhile, lane_.client));
+  // Shows the lane's row. The environments go on when there is an answer and the row was kept:
+  // reply() and this thread let go of the lane, and the last one passes the turn.
+  void ask_agent() {
+    if (lane_.marks_rows) lane_.turn.take_rows();
+    num_holding_ = 2;
+    asked_ = Clock::now();
+    call_ = pool_.inference_batcher_.call(
+        tuple_of_nests({lane_.row, state_}), poll_,
+        [this](const ArrayNest* answer) { reply(answer); }, lane_.client);
+  }
+
+  // In the thread of whoever answers, so that ours sleeps on.
+  void reply(const ArrayNest* answer) {
+    if (answer == nullptr) {
+      lane_.turn.abandon();  // take_answer() says why.
+      return;
     }
-    if (answer.size() != 2) {
+    const std::vector<ArrayNest> parts = children(*answer);
+    if (parts.size() != 2) {
       throw std::invalid_argument("The agent must answer (output, new_agent_state), got " +
-                                  std::to_string(answer.size()) + " elements");
+                                  std::to_string(parts.size()) + " elements");
     }
-    write_action(action_of(answer[0]), lane_.action);
+    write_action(action_of(parts[0]), lane_.action);
+    let_go();
+  }
+
+  void let_go() {
+    if (--num_holding_ == 0) lane_.pass(Turn::kAgent, Turn::kEnvironment);
+  }
+
+  // The output; throws if there is none.
+  ArrayNest take_answer() {
+    std::vector<ArrayNest> answer = children(call_->get(poll_));
+    const Clock::time_point answered = call_->answered_at();
+    call_.reset();
+    add(answered - asked_, pool_.counts_.ns_for_agent);
+    add(Clock::now() - answered, pool_.counts_.ns_for_environments);
     state_ = std::move(answer[1]);
     return std::move(answer[0]);
   }
@@ -209,6 +244,9 @@ class ActorPool::Actor {
   ArrayNest state_at_start_;   // Of the rollout, before the agent saw its first row.
   Clock::time_point started_;  // The rollout.
   std::optional<Rollout> rollout_;
+  Clock::time_point asked_;
+  std::atomic<int> num_holding_{0};             // The lane: the agent, and this thread.
+  std::unique_ptr<DynamicBatcher::Call> call_;  // The last of all: it may call reply() until then.
   const Poll poll_ = [this] {
     if (pool_.is_over()) throw ClosedBatchingQueue("The pool was closed");
   };
@@ -226,7 +264,7 @@ class ActorPool::RolloutTaker {
 
   void run() {
     for (;;) {
-      if (pool_.wait_for_turn(lane_) == Turn::kAgent) take_until_gone();
+      if (wait_for_environments() == Turn::kAgent) take_until_gone();
       lane_.pass(Turn::kGone, Turn::kFree);
     }
   }
@@ -239,7 +277,12 @@ class ActorPool::RolloutTaker {
       take(Clock::now() - started + kPatience);
       started = Clock::now();
     } while (lane_.pass(Turn::kAgent, Turn::kEnvironment) &&
-             pool_.wait_for_turn(lane_) == Turn::kAgent);
+             wait_for_environments() == Turn::kAgent);
+  }
+
+  Turn::State wait_for_environments() {
+    const Timer timer(pool_.counts_.ns_for_environments);
+    return pool_.wait_for_turn(lane_);
   }
 
   void take(Clock::duration patience) {
@@ -334,14 +377,12 @@ void ActorPool::act(Running& running) {
 
 // Until there is something to read, kAgent, or who wrote it is gone, kGone.
 Turn::State ActorPool::wait_for_turn(const Lane& lane) {
-  const Timer timer(counts_.ns_for_environments);
   for (;;) {
-    const Turn::State state =
-        lane.turn.wait_while(Turn::kFree, Turn::kEnvironment, Clock::now() + kLookAround);
+    const std::optional<Turn::State> state = lane.turn.wait_for_rows(Clock::now() + kLookAround);
     if (state == Turn::kClosed || is_over()) {
       throw ClosedBatchingQueue("The lane or a queue was closed");
     }
-    if (state == Turn::kAgent || state == Turn::kGone) return state;
+    if (state) return *state;
   }
 }
 

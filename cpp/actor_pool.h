@@ -33,6 +33,8 @@ struct Lane {
   // Of actors elsewhere that have a model of their own: `row` is a whole rollout of K environments,
   // ((rows, outputs), agent_state), [T+1, K, ...] and [L, K, ...], and there is no action.
   bool has_rollouts = false;
+  // Whether the environments' side knows of Turn::take_rows(): older versions do not.
+  bool marks_rows = true;
 
   // Passes the turn to the environments; false if it is not `from`.
   bool pass(Turn::State from, Turn::State to) const {

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "stream_copy.h"
 

@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
+
+#include "shape.h"
 
 namespace torchbeast {
 
@@ -30,8 +31,6 @@ struct DType {
   }
   bool operator!=(const DType& other) const { return !(*this == other); }
 };
-
-using Shape = std::vector<std::int64_t>;
 
 std::string to_string(const Shape& shape);  // "[81, 32, 4, 84, 84]"
 

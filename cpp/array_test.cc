@@ -8,6 +8,15 @@ namespace torchbeast {
 
 using Values = std::vector<std::int32_t>;
 
+TEST_CASE("an array may have more dimensions than most") {
+  const Array array = make_array({1, 2, 1, 1, 3, 1, 1, 2}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+  const Array rows = array.slice(1, 1, 2);
+  CHECK(array.shape == Shape{1, 2, 1, 1, 3, 1, 1, 2});
+  CHECK(rows.shape == Shape{1, 1, 1, 1, 3, 1, 1, 2});
+  CHECK(rows.shape != array.shape);
+  CHECK(values(rows) == std::vector<std::int32_t>{6, 7, 8, 9, 10, 11});
+}
+
 TEST_CASE("types have the names of PyTorch") {
   CHECK(DType{kFloat, 32, 1}.name() == "float32");
   CHECK(DType{4, 16, 1}.name() == "bfloat16");

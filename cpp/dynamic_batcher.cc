@@ -20,10 +20,11 @@ void throw_closed() { throw ClosedBatchingQueue("Batching queue closed during co
 
 }  // namespace
 
-Batch::Batch(std::vector<Piece> pieces, ArrayNest inputs, std::int64_t batch_dim)
+Batch::Batch(std::vector<Piece> pieces, ArrayNest inputs, std::int64_t batch_dim, BufferPool pool)
     : pieces_(std::move(pieces)),
       inputs_(std::move(inputs)),
       batch_dim_(batch_dim),
+      pool_(std::move(pool)),
       num_rows_(count_rows(inputs_, batch_dim)) {}
 
 Batch::~Batch() {
@@ -57,7 +58,7 @@ void Batch::set_outputs(ArrayNest outputs) {
   std::int64_t batch_row = 0;
   for (const Piece& piece : claim()) {
     const std::int64_t num_rows = piece.end - piece.begin;
-    piece.item->set_outputs(shared, batch_row, piece.begin, num_rows);
+    piece.item->set_outputs(shared, batch_row, piece.begin, num_rows, batch_dim_, pool_);
     batch_row += num_rows;
   }
 }
@@ -66,34 +67,27 @@ void Batch::set_exception(const Throw& error) {
   for (const Piece& piece : claim()) piece.item->set_exception(error);
 }
 
-// Lists a request with the batcher for as long as its caller is here.
-class DynamicBatcher::Computing {
- public:
-  Computing(DynamicBatcher& batcher, Request& request) : batcher_(batcher), request_(request) {
-    const std::lock_guard<std::mutex> lock(batcher_.mutex_);
-    batcher_.computing_.insert(&request_);
-  }
-  ~Computing() {
-    const std::lock_guard<std::mutex> lock(batcher_.mutex_);
-    batcher_.computing_.erase(&request_);
-  }
-  Computing(const Computing&) = delete;
-  Computing& operator=(const Computing&) = delete;
+DynamicBatcher::Call::Call(DynamicBatcher& batcher, std::shared_ptr<Request> request)
+    : batcher_(batcher), request_(std::move(request)) {
+  const std::lock_guard<std::mutex> lock(batcher_.mutex_);
+  batcher_.called_.insert(request_.get());
+}
 
- private:
-  DynamicBatcher& batcher_;
-  Request& request_;
-};
+DynamicBatcher::Call::~Call() {
+  request_->forget();
+  const std::lock_guard<std::mutex> lock(batcher_.mutex_);
+  batcher_.called_.erase(request_.get());
+}
 
-ArrayNest DynamicBatcher::compute(ArrayNest inputs, const Poll& poll,
-                                  const std::function<void()>& meanwhile, std::int64_t client) {
-  const std::int64_t batch_dim = queue_.batch_dim();
-  const std::int64_t num_rows = count_rows(inputs, batch_dim);
-  const auto request = std::make_shared<Request>(std::move(inputs), num_rows, client);
-  const Computing computing(*this, *request);
+std::unique_ptr<DynamicBatcher::Call> DynamicBatcher::call(ArrayNest inputs, const Poll& poll,
+                                                           OnAnswer on_answer,
+                                                           std::int64_t client) {
+  const std::int64_t num_rows = count_rows(inputs, queue_.batch_dim());
+  const auto request =
+      std::make_shared<Request>(std::move(inputs), num_rows, client, std::move(on_answer));
+  auto call = std::make_unique<Call>(*this, request);
   queue_.push(request, poll);
-  if (meanwhile) meanwhile();
-  return request->get(batch_dim, pool_, poll);
+  return call;
 }
 
 std::unique_ptr<Batch> DynamicBatcher::get_batch(const Poll& poll) {
@@ -102,7 +96,7 @@ std::unique_ptr<Batch> DynamicBatcher::get_batch(const Poll& poll) {
   const std::int64_t batch_dim = queue_.batch_dim();
   try {
     ArrayNest inputs = concatenate(queue_.rows_of(pieces), batch_dim, pool_);
-    return std::make_unique<Batch>(std::move(pieces), std::move(inputs), batch_dim);
+    return std::make_unique<Batch>(std::move(pieces), std::move(inputs), batch_dim, pool_);
   } catch (...) {  // Out of memory, most likely: those who wait for these rows must know, too.
     const Throw error = [e = std::current_exception()] { std::rethrow_exception(e); };
     for (const Batch::Piece& piece : pieces) piece.item->set_exception(error);
@@ -113,7 +107,7 @@ std::unique_ptr<Batch> DynamicBatcher::get_batch(const Poll& poll) {
 void DynamicBatcher::close() {
   queue_.close();
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (Request* request : computing_) request->set_exception(throw_closed);
+  for (Request* request : called_) request->set_exception(throw_closed);
 }
 
 }  // namespace torchbeast

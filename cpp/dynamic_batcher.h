@@ -1,15 +1,14 @@
-// Lets many actors share one forward pass: each computes on its own rows and waits, a consumer gets
-// the rows of several as one Batch and answers them all at once.
+// Lets many actors share one forward pass: each hands in its own rows, a consumer gets the rows of
+// several as one Batch and answers them all at once.
 //
-// actors -> compute() -> rows waiting -> Batch: inputs -> model -> set_outputs() -> compute()
-// returns
+// actors -> call() -> rows waiting -> Batch: inputs -> model -> set_outputs() -> on_answer(), get()
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "array_nest.h"
@@ -24,7 +23,8 @@ class Batch {
  public:
   using Piece = RowQueue<Request>::Piece;
 
-  Batch(std::vector<Piece> pieces, ArrayNest inputs, std::int64_t batch_dim);
+  // Answers that were split are put together in memory of the pool.
+  Batch(std::vector<Piece> pieces, ArrayNest inputs, std::int64_t batch_dim, BufferPool pool);
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -46,6 +46,7 @@ class Batch {
   std::vector<Piece> pieces_;  // Empty: answered.
   ArrayNest inputs_;
   std::int64_t batch_dim_;
+  BufferPool pool_;
   std::int64_t num_rows_;
 };
 
@@ -54,12 +55,35 @@ class DynamicBatcher {
  public:
   explicit DynamicBatcher(const QueueOptions& options) : queue_(options) {}
 
-  // Waits for the outputs of its rows. Throws ClosedBatchingQueue when the batcher is closed
-  // meanwhile, AsyncError when the batch was dropped, or what the consumer set instead. The inputs
-  // have been copied when it returns; `meanwhile` is called once they wait to be. Clients that wait
-  // have equal shares of a batch.
-  ArrayNest compute(ArrayNest inputs, const Poll& poll = {},
-                    const std::function<void()>& meanwhile = {}, std::int64_t client = 0);
+  // Rows on their way; when it goes, nobody is called with the answer any more.
+  class Call {
+   public:
+    Call(DynamicBatcher& batcher, std::shared_ptr<Request> request);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    // Waits for the outputs of its rows; once. Throws ClosedBatchingQueue when the batcher is
+    // closed meanwhile, AsyncError when the batch was dropped, or what the consumer set instead.
+    // The inputs have been copied when it returns.
+    ArrayNest get(const Poll& poll = {}) { return request_->get(poll); }
+    void wait(const Poll& poll) const { request_->wait(poll); }
+    Clock::time_point answered_at() const { return request_->answered_at(); }
+
+   private:
+    DynamicBatcher& batcher_;
+    const std::shared_ptr<Request> request_;
+  };
+
+  // Hands rows in, and does not wait for their outputs. Clients that wait have equal shares of a
+  // batch.
+  std::unique_ptr<Call> call(ArrayNest inputs, const Poll& poll = {}, OnAnswer on_answer = {},
+                             std::int64_t client = 0);
+
+  // Hands rows in and waits for their outputs.
+  ArrayNest compute(ArrayNest inputs, const Poll& poll = {}) {
+    return call(std::move(inputs), poll)->get(poll);
+  }
 
   // The next batch; null once the batcher is closed.
   std::unique_ptr<Batch> get_batch(const Poll& poll = {});
@@ -69,12 +93,10 @@ class DynamicBatcher {
   bool is_closed() const { return queue_.is_closed(); }
 
  private:
-  class Computing;
-
   RowQueue<Request> queue_;
   BufferPool pool_;
   std::mutex mutex_;
-  std::unordered_set<Request*> computing_;  // In the queue or in a batch: close() answers them.
+  std::unordered_set<Request*> called_;  // In the queue or in a batch: close() answers them.
 };
 
 }  // namespace torchbeast

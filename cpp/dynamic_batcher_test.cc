@@ -103,21 +103,48 @@ TEST_CASE("close() ends those in the queue and those in a batch") {
   CHECK(batcher.get_batch() == nullptr);
 }
 
-TEST_CASE("a caller can do something else while its rows wait") {
+TEST_CASE("an answer need not be waited for: whoever gives it passes it on") {
+  DynamicBatcher batcher(sizes(1, 2));
+  std::atomic<int> num_calls{0};
+  const auto call = batcher.call(make_leaf({1, 2, 3}), {}, [&](const ArrayNest* outputs) {
+    ++num_calls;
+    CHECK(values(*outputs) == Values{101, 102, 103});
+  });
+  CHECK(batcher.size() == 3);
+  answer(*batcher.get_batch());
+  CHECK(num_calls == 0);  // A row is missing.
+  answer(*batcher.get_batch());
+  CHECK(num_calls == 1);
+  CHECK(values(call->get()) == Values{101, 102, 103});
+}
+
+TEST_CASE("whoever is called with an answer hears of exceptions, and may throw some") {
   DynamicBatcher batcher(sizes(1, 1));
   int num_calls = 0;
-  std::thread consumer([&] { answer(*batcher.get_batch()); });
-  const ArrayNest outputs = batcher.compute(make_leaf({1}), {}, [&] { ++num_calls; });
-  consumer.join();
-  CHECK(values(outputs) == Values{101});
-  CHECK(num_calls == 1);
-
-  const auto fail = [&] {
-    CHECK(batcher.size() == 1);  // They are in the queue already.
-    throw std::runtime_error("meanwhile");
+  const auto refuse = [&](const ArrayNest* outputs) {
+    ++num_calls;
+    if (outputs != nullptr) throw std::runtime_error("no such action");
   };
-  CHECK_THROWS_WITH(batcher.compute(make_leaf({1}), {}, fail), "meanwhile");
-  CHECK_NOTHROW(answer(*batcher.get_batch()));  // The consumer need not know.
+  const auto refused = batcher.call(make_leaf({1}), {}, refuse);
+  CHECK_NOTHROW(answer(*batcher.get_batch()));  // It is not the consumer's to handle.
+  CHECK(num_calls == 2);
+  CHECK_THROWS_WITH(refused->get(), "no such action");
+
+  const auto dropped = batcher.call(make_leaf({1}), {}, refuse);
+  batcher.get_batch().reset();
+  CHECK(num_calls == 3);
+  CHECK_THROWS_AS(dropped->get(), AsyncError);
+
+  const auto closed = batcher.call(make_leaf({1}), {}, refuse);
+  batcher.close();
+  CHECK(num_calls == 4);
+  CHECK_THROWS_AS(closed->get(), ClosedBatchingQueue);
+}
+
+TEST_CASE("who has left is not called") {
+  DynamicBatcher batcher(sizes(1, 1));
+  batcher.call(make_leaf({1}), {}, [](const ArrayNest*) { FAIL("called"); });
+  CHECK_NOTHROW(answer(*batcher.get_batch()));
 }
 
 TEST_CASE("64 computing and 16 consuming lose nothing") {

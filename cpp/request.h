@@ -18,10 +18,14 @@ namespace torchbeast {
 // between threads would have to be guarded against those who change it while they handle it.
 using Throw = std::function<void()>;
 
+// Called with the answer as soon as it is there, by whoever gave it, or with null if there is an
+// exception instead. May throw, which becomes the exception. Not to wait: a lock is held.
+using OnAnswer = std::function<void(const ArrayNest* answer)>;
+
 class Request {
  public:
-  Request(ArrayNest inputs, std::int64_t rows, std::int64_t whose)
-      : nest(std::move(inputs)), num_rows(rows), client(whose) {}
+  Request(ArrayNest inputs, std::int64_t rows, std::int64_t whose, OnAnswer on_answer = {})
+      : nest(std::move(inputs)), num_rows(rows), client(whose), on_answer_(std::move(on_answer)) {}
 
   const ArrayNest nest;
   const std::int64_t num_rows;
@@ -29,14 +33,25 @@ class Request {
 
   // Outputs for num_rows rows of this request, from first_row on; they are those of the batch from
   // batch_row on. Called once for each part.
+  // The answer is a slice of the batch's, copied only if there are several.
   void set_outputs(std::shared_ptr<const ArrayNest> outputs, std::int64_t batch_row,
-                   std::int64_t first_row, std::int64_t num_rows);
+                   std::int64_t first_row, std::int64_t num_rows, std::int64_t batch_dim,
+                   BufferPool& pool);
 
   // The first answer counts: later ones change nothing.
   void set_exception(Throw error);
 
-  // Waits for the answer. The outputs are a slice of the batch's, copied only if there are several.
-  ArrayNest get(std::int64_t batch_dim, BufferPool& pool, const Poll& poll);
+  // Waits for the answer, which can be had once, or throws what was set instead.
+  ArrayNest get(const Poll& poll);
+
+  // Until get() would not.
+  void wait(const Poll& poll);
+
+  // When the answer came.
+  Clock::time_point answered_at() const;
+
+  // Nobody is called with the answer from now on.
+  void forget();
 
  private:
   struct Part {
@@ -46,10 +61,17 @@ class Request {
     std::int64_t num_rows;
   };
 
-  std::mutex mutex_;
+  void answer(std::int64_t batch_dim, BufferPool& pool);
+  ArrayNest assemble(std::int64_t batch_dim, BufferPool& pool);
+
+  mutable std::mutex mutex_;
   Condition answered_;
+  OnAnswer on_answer_;
   std::vector<Part> parts_;
   std::int64_t num_rows_answered_ = 0;
+  bool is_answered_ = false;
+  Clock::time_point answered_at_;
+  ArrayNest answer_;
   Throw error_;
 };
 

@@ -33,12 +33,14 @@ void check_passing_back_and_forth() {
   std::thread environment([&] {
     CHECK(turn.pass(State::kFree, State::kAgent));
     for (int i = 0; i < kRounds; ++i) {
-      CHECK(turn.wait_while(State::kAgent, in_ms(10'000)) == State::kEnvironment);
+      CHECK(turn.wait_for_actions(in_ms(10'000)) == State::kEnvironment);
       CHECK(turn.pass(State::kEnvironment, State::kAgent));
     }
   });
   for (int i = 0; i < kRounds; ++i) {
-    CHECK(turn.wait_while(State::kFree, State::kEnvironment, in_ms(10'000)) == State::kAgent);
+    CHECK(turn.wait_for_rows(in_ms(10'000)) == State::kAgent);
+    turn.take_rows();
+    CHECK(turn.state() == State::kAgent);
     CHECK(turn.pass(State::kAgent, State::kEnvironment));
   }
   environment.join();
@@ -64,6 +66,35 @@ TEST_CASE("who does not have the turn cannot pass it") {
   const SharedWord word;
   CHECK_FALSE(word.turn().pass(State::kEnvironment, State::kAgent));
   CHECK(word.turn().state() == State::kFree);
+}
+
+TEST_CASE("rows that were taken are not taken again, however the turn goes round") {
+  const SharedWord word;
+  const Turn turn = word.turn();
+  turn.pass(State::kFree, State::kAgent);
+  turn.take_rows();
+  CHECK_FALSE(turn.wait_for_rows(in_ms(10)).has_value());
+  CHECK(turn.wait_for_actions(in_ms(10)) == State::kAgent);
+  turn.pass(State::kAgent, State::kEnvironment);
+  CHECK_FALSE(turn.wait_for_rows(in_ms(10)).has_value());
+  turn.take_rows();  // There are none.
+  CHECK(turn.state() == State::kEnvironment);
+  turn.pass(State::kEnvironment, State::kAgent);
+  CHECK(turn.wait_for_rows(in_ms(10)) == State::kAgent);
+}
+
+TEST_CASE("who waits for rows hears of the end, also while the agent looks at some") {
+  for (const auto end : {&Turn::abandon, &Turn::close}) {
+    const SharedWord word;
+    const Turn turn = word.turn();
+    turn.pass(State::kFree, State::kAgent);
+    turn.take_rows();
+    std::thread actor([&] { CHECK(turn.wait_for_rows(in_ms(10'000)) >= State::kGone); });
+    std::thread environment([&] { CHECK(turn.wait_for_actions(in_ms(10'000)) >= State::kGone); });
+    (turn.*end)();
+    actor.join();
+    environment.join();
+  }
 }
 
 TEST_CASE("a killed process holds up nobody: its turn is taken from it") {

@@ -162,7 +162,10 @@ class ActorPool(_C.ActorPool):
     def _add(self, lane: Lane, row: Any) -> None:
         rows = nest.map(lambda array: array[None], row)  # [K, ...] -> [1, K, ...]
         actions = nest.map(lambda array: array[None], lane.actions)
-        super().add_lane(lane.turn, rows, actions, lane.wakeup_fd, self._number_of(lane.client))
+        client = self._number_of(lane.client)
+        super().add_lane(
+            lane.turn, rows, actions, lane.wakeup_fd, client, marks_rows=lane.marks_rows
+        )
 
     def _remember_client(self, number: int, client: str) -> None:
         """Of a lane, for longer than it is there: its rollouts may still be on their way."""

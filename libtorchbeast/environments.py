@@ -32,6 +32,7 @@ from libtorchbeast.rows import (
     EpisodeLists,
     Row,
     Spec,
+    Unstacked,
     as_first_row,
 )
 from libtorchbeast.seeding import derive_seed
@@ -370,6 +371,11 @@ class SyncEnvs:
                 reward[i], done[i], truncated[i] = 0.0, True, True
             frames.append(frame)
         return self._counter.row(self._join(frames), reward, done, truncated, actions)
+
+    def pass_on_at_once(self) -> None:
+        """Leave frames `Unstacked`, and numbers in lists, for who copies them on."""
+        self.join = Unstacked
+        self._counter.keeps_lists = True
 
     def take_info(self) -> InfoSums:
         """Of the episodes that ended since the last call."""

@@ -23,7 +23,7 @@ from libtorchbeast.shared_lanes import Lane, LaneClosed
 
 TICK_S = 0.25  # how soon a thread that waits for a lane sees anything else
 IDLE_S = 0.005  # for each of several lanes that have kept us waiting
-SOCKETS_S = 0.02  # between two looks at sockets while lanes are busy
+SOCKETS_S = 0.1  # between two looks at sockets while lanes are busy
 
 
 @types.coroutine
@@ -59,6 +59,7 @@ class LaneLink:
         self.lane = lane
         self._connection = connection
         self.message: dict[str, Any] | None = None  # why it is over, of who gave us the lane
+        self.has_actions = False
         self.keeps_waiting = False
 
     async def attach(self) -> None:
@@ -75,9 +76,11 @@ class LaneLink:
         self.lane.write(row)
         if info:
             self.lane.add_info(info)
-        self.lane.send_rows()
-        await _wait(self)
-        return nest.map(np.copy, self.lane.actions)  # the next ones are written to the same place
+        await _wait(self)  # the scheduler sends them
+        actions = self.lane.actions  # copied, as the next ones are written to the same place
+        if type(actions) is np.ndarray:
+            return actions.copy()
+        return nest.map(np.copy, actions)
 
     def check(self) -> None:
         """`LaneClosed` if who gave us the lane is gone."""
@@ -152,7 +155,7 @@ class Turns:
             busy = any(not other.waits_for.keeps_waiting for other in self._on_lanes)
             timeout_s = 0.0 if busy else IDLE_S
         try:
-            is_ready = link.lane.wait_for_actions(timeout_s)
+            is_ready = link.has_actions or link.lane.wait_for_actions(timeout_s)
         except LaneClosed as closed:
             self._resume(task, closed)
             return
@@ -207,9 +210,19 @@ class Turns:
         except StopIteration:
             return
         if isinstance(task.waits_for, LaneLink):
-            self._on_lanes.append(task)
+            self._send_rows(task)
         else:
             self._others.append(task)
+
+    def _send_rows(self, task: _Task) -> None:
+        link: LaneLink = task.waits_for
+        is_alone = not self._on_lanes
+        try:
+            link.has_actions = link.lane.send_rows(SOCKETS_S if is_alone else 0.0)
+        except LaneClosed as closed:
+            self._resume(task, closed)
+            return
+        self._on_lanes.append(task)
 
     def _close(self) -> None:
         for task in [*self._on_lanes, *self._others]:

@@ -179,7 +179,7 @@ class RowCheck:
             range = FLOATS if array.dtype.kind == "f" else self._ranges.get(name)
             if range is not None:
                 _check_range(range, named(name), np.asarray(array))
-        _check_range(FLOATS, "The reward", row["reward"])
+        _check_range(FLOATS, "The reward", np.asarray(row["reward"]))
 
 
 def stack(arrays: list[np.ndarray]) -> np.ndarray:

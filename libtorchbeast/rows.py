@@ -1,7 +1,8 @@
 """The row: what environments say at each step. Its fields, dtypes and rule, for everybody.
 
 A row is a dict of arrays [K, ...] of K environments that step together: `frame` (the observation,
-an array or a tree of arrays), the numbers in `NUMBERS`, and `last_action`.
+an array or a tree of arrays), the numbers in `NUMBERS`, and `last_action`. Hosts, which write rows
+on at once, have the numbers of few environments as lists (`EpisodeLists`).
 
 `done` on a row: its frame is the first of a new episode; reward, episode_step and episode_return on
 that row belong to the episode that just ended. `truncated` on a row: the transition into it did not
@@ -160,6 +161,8 @@ class EpisodeLists:
 
     def __init__(self, num_envs: int, action: Any = INT64) -> None:
         """`action` is the spec of one environment's action."""
+        self.keeps_lists = False
+        """Whether rows have their numbers as lists: for who writes them on at once."""
         self._steps = [0] * num_envs
         self._returns = [0.0] * num_envs
         self._action = action
@@ -184,8 +187,13 @@ class EpisodeLists:
             returns[i] += value
             if not truncated[i] and steps[i] < MAX_INT32:  # the extra row is no step
                 steps[i] += 1
-        numbers = (reward, done, truncated, steps, returns)
-        row = _make_row(frame, numbers, self._action, last_action)
+        numbers: tuple[Any, ...] = (reward, done, truncated, steps, returns)
+        if self.keeps_lists:
+            row: Row = {name: list(values) for name, values in zip(NUMBERS, numbers, strict=True)}
+            row["frame"] = frame
+            row["last_action"] = map_tree(_as_action, self._action, last_action)
+        else:
+            row = _make_row(frame, numbers, self._action, last_action)
         for i, is_over in enumerate(done):
             if is_over:
                 self.forget(i)
@@ -210,8 +218,14 @@ def _as_action(spec: ArraySpec, action: Any) -> np.ndarray:
     return np.asarray(action, spec.dtype)
 
 
+def with_arrays(row: Row) -> Row:
+    """A row whose numbers may be lists, with arrays."""
+    return {**row, **{name: np.asarray(row[name], dtype) for name, dtype in _DTYPES}}
+
+
 def as_first_row(row: Row, truncated: bool = False) -> Row:
     """A row as the first of a stream: nothing led to it. `truncated` if other rows came before."""
+    row = with_arrays(row)
     zeros = {k: np.zeros_like(row[k]) for k in ("reward", "episode_step", "episode_return")}
     flags = {"done": np.ones_like(row["done"]), "truncated": np.full_like(row["done"], truncated)}
     return {**row, **zeros, **flags, "last_action": map_tree(np.zeros_like, row["last_action"])}
@@ -219,6 +233,7 @@ def as_first_row(row: Row, truncated: bool = False) -> Row:
 
 def without_truncation(row: Row) -> Row:
     """For a learner that does not know `truncated`: the extra row is a last step without reward."""
+    row = with_arrays(row)
     extra = row["truncated"]
     last_step = extra & (row["episode_step"] > 0)  # not of an environment that was rebuilt
     step = row["episode_step"] + last_step

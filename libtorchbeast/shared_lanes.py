@@ -24,7 +24,7 @@ from libtorchbeast import episode_info
 from libtorchbeast._C import Turn
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rollouts import RolloutSpec
-from libtorchbeast.rows import Row, Spec, Unstacked
+from libtorchbeast.rows import NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.shared_memory import anonymous_memory, can_shrink
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.text import printable
@@ -64,11 +64,12 @@ class Lane:
         self.spec = spec
         self.num_envs = num_envs
         self.wakeup_fd: int | None = None  # written to when the actor passes the turn
+        self.marks_rows = True  # as taken (cpp/turn.h); hosts of older versions do not know of it
         self.client = ""  # whose environments these are; the learner's own if empty
         self._memory = np.frombuffer(mmap.mmap(fd, lane_size(spec, num_envs)), np.uint8)
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
         self.turn = Turn(header["turn"][:1])
-        self._counts = header["counts"]
+        self._counts = memoryview(header["counts"])  # for single numbers sooner than an array
         self._header = header
         self._infos = header["infos"]
         self._info_counts = self._infos["count"]
@@ -79,6 +80,7 @@ class Lane:
         self._next_byte = HEADER.itemsize
         self.rows: Row = nest.map(self._view, spec.row)  # [K, ...] each
         self.actions: Any = nest.map(self._view, spec.action)
+        self._cells = {k: memoryview(v) for k, v in self.rows.items() if k in NUMBERS}
 
     @classmethod
     def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":
@@ -108,7 +110,7 @@ class Lane:
     @property
     def num_passes(self) -> int:
         """How often rows were written."""
-        return int(self._counts[0])
+        return self._counts[0]
 
     @property
     def name(self) -> str:
@@ -155,10 +157,13 @@ class Lane:
     def write(self, row: Row) -> None:
         """Copy a row into the lane."""
         for name, views in self.rows.items():
-            if isinstance(views, np.ndarray):
-                _copy(views, row[name])
+            value = row[name]
+            if type(value) is list and name in self._cells:
+                _write_few(self._cells[name], value)
+            elif type(views) is np.ndarray:
+                _copy(views, value)
             else:
-                nest.map_many2(_copy, views, row[name])
+                nest.map_many2(_copy, views, value)
 
     def add_info(self, info: InfoSums) -> None:
         """Add to the sums that the agent's side reads now and then."""
@@ -170,19 +175,20 @@ class Lane:
                     entry["count"] += count
                     break
 
-    def send_rows(self) -> None:
-        """Give the agent its turn."""
+    def send_rows(self, timeout_s: float = 0.0) -> bool:
+        """Give the agent its turn, and `wait_for_actions`.
+
+        Who has nothing else to do waits here: between two calls others would run, and take our
+        code out of the caches.
+        """
         self._counts[0] += 1
-        if not self.turn.pass_on(self._had_turn, AGENT):
-            raise LaneClosed
+        state = self.turn.exchange(self._had_turn, timeout_s)
         self._had_turn = ENVIRONMENT
+        return _has_turn(state)
 
     def wait_for_actions(self, timeout_s: float) -> bool:
         """Whether `actions` are there; raises `LaneClosed` at the end."""
-        state = self.turn.wait_while(AGENT, timeout_s)
-        if state in (GONE, CLOSED):
-            raise LaneClosed
-        return state == ENVIRONMENT
+        return _has_turn(self.turn.wait_for_actions(timeout_s))
 
     def _view(self, spec: ArraySpec) -> np.ndarray:
         num_bytes = self.num_envs * spec.num_bytes
@@ -232,14 +238,32 @@ def lane_size(spec: Spec | RolloutSpec, num_envs: int) -> int:
     return HEADER.itemsize + sum(_aligned(num_envs * leaf.num_bytes) for leaf in leaves)
 
 
+def _has_turn(state: Turn.State) -> bool:
+    """Whether the environments have it; `LaneClosed` if nobody will any more."""
+    if state is ENVIRONMENT:
+        return True
+    if state is not AGENT:
+        raise LaneClosed
+    return False
+
+
+def _write_few(cells: memoryview, numbers: list[Any]) -> None:
+    if len(numbers) != len(cells):
+        raise ValueError(f"A row must hold {len(cells)} numbers, got {len(numbers)}.")
+    for i, number in enumerate(numbers):
+        cells[i] = number
+
+
 def _copy(view: np.ndarray, value: Any) -> None:
     if value.shape != view.shape:  # NumPy would repeat it where it can
         raise ValueError(f"A row must hold {view.dtype}{view.shape}, got shape {value.shape}.")
+    if value.dtype != view.dtype and not np.can_cast(value.dtype, view.dtype, "same_kind"):
+        raise TypeError(f"A row must hold {view.dtype}, got {value.dtype}.")
     if isinstance(value, Unstacked):
         for i, array in enumerate(value.arrays):
-            np.copyto(view[i : i + 1], array)
+            view[i] = array
     else:
-        np.copyto(view, value)
+        view[...] = value
 
 
 def _aligned(num_bytes: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from libtorchbeast.host_socket import JsonSocket
 from libtorchbeast.rpc.address import Address, dial_unix
 from libtorchbeast.rpc.env_client import EnvironmentClient
-from libtorchbeast.rpc.handshake import MINOR, Hello
+from libtorchbeast.rpc.handshake import MINOR, Hello, hello_from_json
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import encode_hello
 from tests.helpers.attacked_training import attacked_training, cart_pole_group
@@ -116,6 +116,7 @@ def test_a_recorded_host_of_an_older_minor_version_gets_a_lane(minor, tmp_path):
         host.close()
     assert [message["kind"] for message in messages] == ["greeting", "lane"]
     assert messages[0]["minor"] <= minor + 1, "older ends take an end that is one newer"
+    assert not hello_from_json(RECORDED[minor]["hello_json"], 1 << 20).knows_marks
 
 
 @pytest.mark.parametrize(("minor", "is_taken"), [(MINOR + 1, True), (MINOR + 2, False)])

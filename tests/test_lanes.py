@@ -63,6 +63,63 @@ def test_views_are_aligned_apart_and_of_the_right_kind(lane):
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
+def a_row():
+    return {name: np.zeros_like(view) for name, view in flat_rows(Lane.create(FLAT, K)).items()}
+
+
+def flat_rows(lane):
+    return {name: view.copy() for name, view in lane.rows.items()}
+
+
+FLAT = Spec(ArraySpec("float32", (2,)))
+
+
+def test_numbers_are_written_from_lists_as_from_arrays():
+    one, other = Lane.create(FLAT, K), Lane.create(FLAT, K)
+    numbers = {
+        "reward": [0.5, -1.0, 2.0],
+        "done": [True, False, True],
+        "truncated": [False, False, True],
+        "episode_step": [1, 2, 3],
+        "episode_return": [1.5, 2.5, 1e20],
+    }
+    one.write({**a_row(), **numbers})
+    other.write({**a_row(), **{name: np.array(values) for name, values in numbers.items()}})
+    for name, expected in flat_rows(other).items():
+        np.testing.assert_array_equal(one.rows[name], expected)
+    assert one.rows["episode_step"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("numbers", [[1.0], [1.0] * (K + 1), np.ones(1), np.ones((K, 1))])
+def test_a_row_of_another_number_of_environments_is_refused(numbers):
+    with pytest.raises(ValueError, match="A row must hold"):
+        Lane.create(FLAT, K).write({**a_row(), "reward": numbers})
+
+
+def test_a_row_that_would_lose_its_fractions_is_refused():
+    with pytest.raises(TypeError, match="A row must hold int32, got float64"):
+        Lane.create(FLAT, K).write({**a_row(), "episode_step": np.full(K, 0.5)})
+
+
+def test_rows_are_sent_and_waited_for_in_one_call():
+    lane = Lane.create(FLAT, K)
+    lane.attach(1)
+    assert not lane.send_rows(timeout_s=0.01)
+    assert lane.turn.pass_on(AGENT, ENVIRONMENT)
+    agent = threading.Thread(
+        target=lambda: (
+            lane.turn.wait_while(ENVIRONMENT, 10),
+            lane.turn.pass_on(AGENT, ENVIRONMENT),
+        )
+    )
+    agent.start()
+    assert lane.send_rows(timeout_s=10)
+    agent.join(10)
+    lane.turn.abandon()
+    with pytest.raises(LaneClosed):
+        lane.send_rows(timeout_s=10)
+
+
 def test_both_ends_see_the_same_memory(lane):
     other = Lane(os.dup(lane.fd), SPEC, K)
     lane.rows["frame"]["image"][...] = 7

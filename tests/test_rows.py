@@ -4,7 +4,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libtorchbeast.rows import MAX_INT32, EpisodeCounter, EpisodeLists
+from libtorchbeast.rows import (
+    MAX_INT32,
+    NUMBERS,
+    EpisodeCounter,
+    EpisodeLists,
+    as_first_row,
+    with_arrays,
+    without_truncation,
+)
 
 K = 3
 FRAME, ACTION = np.zeros((K, 2), np.float32), np.zeros(K, np.int64)
@@ -28,6 +36,32 @@ def test_lists_are_counted_as_arrays_are(steps, broken):
         for name, array in expected.items():
             assert got[name].dtype == array.dtype
             np.testing.assert_array_equal(got[name], array)
+
+
+def test_rows_with_lists_are_the_same_rows():
+    counters = [EpisodeLists(K), EpisodeLists(K)]
+    counters[1].keeps_lists = True
+    for step in range(3):
+        done, truncated = [step == 1, False, True], [False, False, step == 1]
+        arrays, lists = (
+            counter.row(FRAME, [1.0, 2.0, step], done, truncated, ACTION) for counter in counters
+        )
+        assert all(type(lists[name]) is list for name in NUMBERS)
+        for change in (with_arrays, as_first_row, without_truncation):
+            expected, got = change(arrays), change(lists)
+            assert got.keys() == expected.keys()
+            for name, array in expected.items():
+                assert got[name].dtype == array.dtype
+                np.testing.assert_array_equal(got[name], array)
+
+
+def test_a_row_with_lists_stays_as_it_is_when_the_next_is_made():
+    counter = EpisodeLists(K)
+    counter.keeps_lists = True
+    row = counter.row(FRAME, [1.0] * K, NO, NO, ACTION)
+    counter.row(FRAME, [1.0] * K, NO, NO, ACTION)
+    assert row["episode_step"] == [1] * K
+    assert row["episode_return"] == [1.0] * K
 
 
 def test_a_count_that_is_as_large_as_can_be_stays_so():

@@ -121,7 +121,7 @@ def test_a_run_says_what_is_slow(tmp_path, beast, env, model):
     args = ("--env", f"{helpers}:{env}", "--unroll_length", "40", "--batch_size", "4")
     args += () if model == "mlp" else ("--model", f"{helpers}:{model}")
     with training.Training(beast, tmp_path, *args) as run:
-        run.wait_for(lambda: "No step for" in run.output, "notice")
         who = "environments" if beast == "polybeast" else "actors"
         text = r"No step for \d+ s: " + NOTICES[env, model].format(who=who)
-        assert re.search(text, run.output), run.output
+        # Not the first notice, perhaps: on a busy machine workers are waited for to start.
+        run.wait_for(lambda: re.search(text, run.output), "notice")

@@ -76,6 +76,8 @@ void register_exceptions(nb::module_& m) {
       nest_error.release().ptr());
 }
 
+std::vector<std::int64_t> to_vector(const Shape& shape) { return {shape.begin(), shape.end()}; }
+
 void bind_array(nb::module_& m) {
   nb::class_<Array>(m, "Array", "An array as the core holds it: a view of somebody's memory.")
       .def(
@@ -86,8 +88,9 @@ void bind_array(nb::module_& m) {
           },
           "object"_a.none(), "View a torch tensor or a NumPy array, without a copy.")
       .def_prop_ro("dtype", [](const Array& self) { return self.dtype.name(); })
-      .def_ro("shape", &Array::shape)
-      .def_ro("strides", &Array::strides, "In elements.")
+      .def_prop_ro("shape", [](const Array& self) { return to_vector(self.shape); })
+      .def_prop_ro(
+          "strides", [](const Array& self) { return to_vector(self.strides); }, "In elements.")
       .def("torch", &array_to_torch, "The same memory as a torch tensor.");
 }
 
@@ -221,6 +224,28 @@ Clock::time_point after(double seconds) {
                             static_cast<std::int64_t>(1000 * std::clamp(seconds, 0.0, kYear)));
 }
 
+// Calls wait(deadline), which returns a state, until `is_over` says that it is enough.
+template <typename Wait, typename IsOver>
+Turn::State wait_in_slices(double seconds, Wait wait, IsOver is_over) {
+  const Poll poll = signals();
+  const Clock::time_point deadline = after(seconds);
+  return without_gil([&] {
+    for (;;) {  // For Ctrl-C.
+      const Clock::time_point next = Clock::now() + kPollInterval;
+      const bool last = !poll || deadline <= next;
+      const Turn::State now = wait(last ? deadline : next);
+      if (last || is_over(now)) return now;
+      poll();
+    }
+  });
+}
+
+Turn::State wait_for_actions(const Turn& turn, double timeout_s) {
+  return wait_in_slices(
+      timeout_s, [&](Clock::time_point deadline) { return turn.wait_for_actions(deadline); },
+      [](Turn::State now) { return now != Turn::kAgent; });
+}
+
 void bind_turn(nb::module_& m) {
   auto turn =
       nb::class_<Turn>(m, "Turn", "Whose turn it is on a lane: one word of shared memory.")
@@ -242,20 +267,23 @@ void bind_turn(nb::module_& m) {
           .def(
               "wait_while",
               [](const Turn& self, Turn::State state, double timeout_s) {
-                const Poll poll = signals();
-                const Clock::time_point deadline = after(timeout_s);
-                return without_gil([&] {
-                  for (;;) {  // In slices, for Ctrl-C.
-                    const Clock::time_point next = Clock::now() + kPollInterval;
-                    const bool last = !poll || deadline <= next;
-                    const Turn::State now = self.wait_while(state, last ? deadline : next);
-                    if (last || now != state) return now;
-                    poll();
-                  }
-                });
+                return wait_in_slices(
+                    timeout_s,
+                    [&](Clock::time_point deadline) { return self.wait_while(state, deadline); },
+                    [=](Turn::State now) { return now != state; });
               },
               "state"_a, "timeout_s"_a,
-              "Wait for another state and return it; the same one when the time is over.");
+              "Wait for another state and return it; the same one when the time is over.")
+          .def("wait_for_actions", &wait_for_actions, "timeout_s"_a,
+               "For the environments' side: as wait_while(AGENT).")
+          .def(
+              "exchange",
+              [](const Turn& self, Turn::State from, double timeout_s) {
+                if (!self.pass(from, Turn::kAgent)) return Turn::kClosed;
+                return wait_for_actions(self, timeout_s);
+              },
+              "from_"_a, "timeout_s"_a,
+              "Pass the turn to the agent, and wait_for_actions; CLOSED if it is not `from_`.");
   nb::enum_<Turn::State>(turn, "State", nb::is_arithmetic())
       .value("FREE", Turn::kFree, "No environments.")
       .value("AGENT", Turn::kAgent, "The rows are written.")
@@ -288,15 +316,17 @@ void bind_actor_pool(nb::module_& m) {
       .def(
           "add_lane",
           [](PythonActorPool& self, const Turn& turn, nb::handle row, nb::handle action,
-             std::optional<int> wakeup_fd, std::int64_t client, bool has_rollouts) {
+             std::optional<int> wakeup_fd, std::int64_t client, bool has_rollouts,
+             bool marks_rows) {
             Lane lane{turn, nest_from_python(row), nest_from_python(action)};
             if (wakeup_fd) lane.wakeup = Wakeup(*wakeup_fd);
             lane.client = client;
             lane.has_rollouts = has_rollouts;
+            lane.marks_rows = marks_rows;
             without_gil([&] { self.add_lane(std::move(lane)); });
           },
           "turn"_a, "row"_a, "action"_a, "wakeup_fd"_a = nb::none(), "client"_a = 0,
-          "has_rollouts"_a = false,
+          "has_rollouts"_a = false, "marks_rows"_a = true,
           "Start an actor for a lane of arrays [1, K, ...]. The row is a dict, or a tuple for "
           "code\n"
           "written for TorchBeast; agent and learner get the same. The wakeup is written to when "
@@ -304,7 +334,9 @@ void bind_actor_pool(nb::module_& m) {
           "goes to the environments; the descriptor is copied. Clients have equal shares of agent\n"
           "and learner. With has_rollouts the row is ((rows, outputs), agent_state), whole "
           "rollouts\n"
-          "for the learner, and the action is empty.")
+          "for the learner, and the action is empty. Without marks_rows the environments' side is "
+          "never\n"
+          "shown a turn that is marked: older versions do not know it.")
       .def(
           "run",
           [](PythonActorPool& self) {

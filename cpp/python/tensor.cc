@@ -205,7 +205,8 @@ Array from_buffer(nb::handle object) {
   const Py_buffer& buffer = *PyMemoryView_GET_BUFFER(view.ptr());
   Array array;
   array.dtype = dtype_of_format(buffer.format, buffer.itemsize);
-  array.shape.assign(buffer.shape, buffer.shape + buffer.ndim);
+  array.shape = Shape(static_cast<std::size_t>(buffer.ndim));
+  array.strides = Shape(static_cast<std::size_t>(buffer.ndim));
   for (int i = 0; i < buffer.ndim; ++i) {
     if (buffer.strides[i] % buffer.itemsize != 0) {
       throw std::invalid_argument("Arrays must have strides of whole elements, got " +
@@ -213,7 +214,8 @@ Array from_buffer(nb::handle object) {
                                   std::to_string(buffer.itemsize) +
                                   "; call numpy.ascontiguousarray() on it.");
     }
-    array.strides.push_back(buffer.strides[i] / buffer.itemsize);
+    array.shape[static_cast<std::size_t>(i)] = buffer.shape[i];
+    array.strides[static_cast<std::size_t>(i)] = buffer.strides[i] / buffer.itemsize;
   }
   array.data = static_cast<char*>(buffer.buf);
   array.owner = hold(view);

@@ -77,6 +77,8 @@ class Hello:
     minor: int = MINOR
     has_model: bool = False
     """Whether it is an actor that carries the model: it brings whole rollouts."""
+    knows_marks: bool = True
+    """Whether who has the lane knows of rows that are marked as taken (cpp/turn.h)."""
 
     def to_json(self) -> dict[str, Any]:
         spec = {"spec": self.spec.to_json(), "num_actions": self.spec.num_actions}
@@ -117,6 +119,7 @@ def hello_from_json(
             token=str(values["token"]),
             num_streams=int(values["num_streams"]),
             minor=minor,
+            knows_marks=bool(values.get("knows_marks")),
         )
         num_actions = int(values["num_actions"])
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as e:

@@ -180,6 +180,7 @@ class LaneGrants:
         self._check_memory(spec, num_envs)
         lane = Lane.create(spec, num_envs)
         lane.client = request["client"]
+        lane.marks_rows = request["knows_marks"]
         if not hand_over:
             lane.wakeup_fd = gateway.wakeup_fd
         assert self.add_lane is not None

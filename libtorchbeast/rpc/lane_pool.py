@@ -153,6 +153,7 @@ class LanePool:
             hand_over=hand_over,
             client=client,
             has_model=hello.has_model,
+            knows_marks=hello.knows_marks,
         )
         try:
             async with asyncio.timeout(GRANT_S):

@@ -37,7 +37,7 @@ def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
     fields = [
         (_TAGS["reward"], np.asarray(row["reward"], _FLOAT32).tobytes()),
         (_TAGS["done"], np.asarray(row["done"], np.bool_).tobytes()),
-        (_TAGS["episode_step"], b"".join(map(_varint_of, row["episode_step"].tolist()))),
+        (_TAGS["episode_step"], b"".join(map(_varint_of, _listed(row["episode_step"])))),
         (_TAGS["episode_return"], np.asarray(row["episode_return"], _FLOAT32).tobytes()),
     ]
     truncated = np.asarray(row["truncated"], np.bool_).tobytes()
@@ -56,6 +56,10 @@ def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
         parts += [tag, *map(as_sent, arrays)]
         size += len(tag) + num_bytes
     return b"".join([field_tag(_STEP, size), *parts])
+
+
+def _listed(numbers: Any) -> list[int]:
+    return numbers if type(numbers) is list else numbers.tolist()
 
 
 def encode_actions(actions: Any) -> bytes:

@@ -10,7 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from libtorchbeast.environments import BadStep, Broken, SyncEnvs, spec_of_group
-from libtorchbeast.rows import Environments, Spec, Unstacked
+from libtorchbeast.rows import Environments, Spec
 from libtorchbeast.seeding import seed_generators
 from libtorchbeast.specs import UnknownSpace, spec_or
 from libtorchbeast.wait_notice import say_if_slow
@@ -51,14 +51,14 @@ def make_group(num_envs: int, seed: int, data: bytes = b"", **options: Any) -> E
     """`make_envs` for processes that step environments and pass their rows on at once.
 
     Workers and servers get its name and plain arguments; `data` is `own_code.pack()` of the process
-    that started them. Frames of single environments are left `Unstacked`. The process's random
-    generators are seeded, too: an environment may use them.
+    that started them. Rows of single environments are left for who copies them on at once. The
+    process's random generators are seeded, too: an environment may use them.
     """
     own_code.unpack(data)
     seed_generators(seed)
     envs = make_envs(EnvOptions(**options), num_envs, seed)
     if isinstance(envs, SyncEnvs):
-        envs.join = Unstacked
+        envs.pass_on_at_once()
     return envs
 
 
