@@ -24,7 +24,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from libtorchbeast.environments import Broken, Group, describe_failure, make_environments
+from libtorchbeast.environments import (
+    HEARTBEAT,
+    Broken,
+    Group,
+    describe_failure,
+    make_environments,
+)
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
@@ -134,7 +140,8 @@ class HostConfig:
         options = {**self.factory_options, **({"data": data} if data else {})}
 
         def make(seed: int) -> Any:
-            beat()  # whatever went before took its time, and making the next will, too
+            HEARTBEAT.set(beat)
+            beat()  # whatever went before took its time
             return make_environments(self.factory, self.num_envs, seed, **options)
 
         group = Group(make, derive_seed(self.seed, number), rebuild)

@@ -19,6 +19,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,10 @@ class Rebuilds:
 
 
 # ------------------------------------------------------------------------------------------ groups
+
+
+HEARTBEAT: ContextVar[Callable[[], None]] = ContextVar("heartbeat", default=lambda: None)
+"""Of the process that makes environments: the watchdog's time is that of one, not of a group."""
 
 
 def make_environments(factory: str, num_envs: int, seed: int, **options: Any) -> Environments:
@@ -305,6 +310,7 @@ class SyncEnvs:
         self._hit_time_limit = [False] * self.num_envs
         frames = []
         for i in range(self.num_envs):
+            HEARTBEAT.get()()
             try:
                 frame = self._reset(i, self._seed_of(i))
             except Exception as error:
@@ -448,6 +454,7 @@ def _make_all(make_env: Callable[[], Any], num_envs: int) -> list[Any]:
     with contextlib.ExitStack() as stack:
         envs = []
         for _ in range(num_envs):
+            HEARTBEAT.get()()  # all of them may take longer than one is given
             envs.append(as_gymnasium(make_env()))
             stack.callback(close_failed, envs[-1])
         stack.pop_all()  # all could be made: none is closed

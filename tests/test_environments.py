@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from libtorchbeast.environments import HEALTHY_STEPS, MAX_REBUILDS, Broken, SyncEnvs
+from libtorchbeast.environments import (
+    HEALTHY_STEPS,
+    HEARTBEAT,
+    MAX_REBUILDS,
+    Broken,
+    SyncEnvs,
+)
 from libtorchbeast.observations import FrameCheck, NumberRange
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import INT64, ArraySpec, discrete, spec_of, spec_of_space
@@ -66,6 +72,27 @@ def test_a_time_limit_shows_the_final_frame_then_one_extra_row():
         (0.0, 0.0, True, True, 3, 31.0, 1),  # the transition into it did not happen
         (1.0, 11.0, False, False, 1, 11.0, 1),
     ]
+
+
+def test_the_heartbeat_goes_on_while_environments_are_made_and_reset_one_by_one():
+    """Each may take its time, all together more than the watchdog waits."""
+    said = []
+
+    class Slow(Counting):
+        def __init__(self):
+            said.append("made")
+            super().__init__()
+
+        def reset(self, **kwargs):
+            said.append("reset")
+            return super().reset(**kwargs)
+
+    before = HEARTBEAT.set(lambda: said.append("beat"))
+    try:
+        SyncEnvs(Slow, num_envs=2).reset()
+    finally:
+        HEARTBEAT.reset(before)
+    assert said == ["beat", "made"] * 2 + ["beat", "reset"] * 2
 
 
 def test_an_end_at_the_time_limit_is_an_end():
