@@ -14,7 +14,13 @@ from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, from_json, to_json
 from libtorchbeast.tree import leaves_of, map_tree
 
-MODEL_FLAGS = ("use_lstm", "normalize_observations", "squash_actions", "separate_nets")
+MODEL_FLAGS = (
+    "use_lstm",
+    "normalize_observations",
+    "normalize_images",
+    "squash_actions",
+    "separate_nets",
+)
 """What shapes a model, besides its name and the specs."""
 
 

@@ -388,6 +388,21 @@ def test_an_actor_that_cannot_have_the_model_says_so_and_asks_again(caplog):
     assert not it.rollouts
 
 
+@pytest.mark.parametrize(
+    ("env", "flags"),
+    [
+        ("Mock", {"normalize_images": True}),
+        ("Catch", {"separate_nets": True}),
+        ("Catch", {"use_lstm": True, "normalize_observations": True}),
+    ],
+    ids=str,
+)
+def test_an_actor_makes_the_model_that_the_learner_has(env, flags):
+    publisher = Publisher(env, **flags)
+    copy = build_copy(welcome_of(publisher))
+    assert copy.state_dict().keys() == publisher.learner.model.state_dict().keys()
+
+
 def test_models_of_another_shape_are_told_apart():
     welcome = welcome_of(Publisher())
     other = dataclasses.replace(welcome, tensors=welcome.tensors[1:])

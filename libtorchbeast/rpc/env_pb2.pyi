@@ -194,18 +194,20 @@ class Welcome(_message.Message):
     def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., observation: _Optional[_Union[NestSpec, _Mapping]] = ..., action: _Optional[_Union[NestSpec, _Mapping]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., unroll_length: _Optional[int] = ..., num_params: _Optional[int] = ..., state: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., rollouts_ahead: _Optional[int] = ..., max_policy_lag: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "use_lstm", "normalize_observations", "squash_actions", "separate_nets")
+    __slots__ = ("name", "use_lstm", "normalize_observations", "squash_actions", "separate_nets", "normalize_images")
     NAME_FIELD_NUMBER: _ClassVar[int]
     USE_LSTM_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     SQUASH_ACTIONS_FIELD_NUMBER: _ClassVar[int]
     SEPARATE_NETS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_IMAGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     use_lstm: bool
     normalize_observations: bool
     squash_actions: bool
     separate_nets: bool
-    def __init__(self, name: _Optional[str] = ..., use_lstm: _Optional[bool] = ..., normalize_observations: _Optional[bool] = ..., squash_actions: _Optional[bool] = ..., separate_nets: _Optional[bool] = ...) -> None: ...
+    normalize_images: bool
+    def __init__(self, name: _Optional[str] = ..., use_lstm: _Optional[bool] = ..., normalize_observations: _Optional[bool] = ..., squash_actions: _Optional[bool] = ..., separate_nets: _Optional[bool] = ..., normalize_images: _Optional[bool] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "dtype", "shape")

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from libtorchbeast.rollouts import MODEL_FLAGS
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import from_json, to_json
 from torchbeast.core.learner import Learner
@@ -213,15 +214,7 @@ def resume(path: Path, learner: Learner, flags: TrainingFlags) -> dict[str, Any]
     return contents["flags"]
 
 
-_SAME_AGENT = (
-    "env",
-    "model",
-    "use_lstm",
-    "normalize_observations",
-    "normalize_images",
-    "squash_actions",
-    "separate_nets",
-)
+_SAME_AGENT = ("env", "model", *MODEL_FLAGS)
 
 
 def _check_same_agent(path: Path, saved: dict[str, Any], flags: TrainingFlags) -> None:
