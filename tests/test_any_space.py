@@ -169,4 +169,5 @@ def test_what_is_drawn_outside_of_a_box_is_clipped_for_the_environment_alone():
 @pytest.mark.parametrize("beast", ["monobeast", "polybeast"])
 def test_a_choice_and_an_aim_are_learnt_together(beast, tmp_path):
     args = ("--env", "tests.helpers.any_space:Mixed", "--total_steps", "200000")
-    training.learn(beast, tmp_path, 6.5, *args)  # of 10; at random about 2
+    # Of 10; at random about 2, and 5 at most for one of the two alone.
+    training.learn(beast, tmp_path, 5.5, *args)

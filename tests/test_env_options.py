@@ -33,7 +33,7 @@ def shape_of(**options):
 def rewards(steps, **options):
     envs = make_envs(EnvOptions(**options), num_envs=1, seed=0)
     envs.reset()
-    return [envs.step(ZERO)["reward"].item() for _ in range(steps)]
+    return [np.asarray(envs.step(ZERO)["reward"]).item() for _ in range(steps)]
 
 
 # ---------------------------------------------------------------------------- arguments, wrappers
@@ -92,7 +92,7 @@ def test_options_reach_the_processes_that_step_environments():
         GROUP_FACTORY, num_envs=1, seed=0, **options, wrappers=f"{TASKS}:Doubled", frame_stack=3
     )
     assert np.asarray(envs.reset()["frame"]).shape == (1, 3, 2)
-    assert [envs.step(ZERO)["reward"].item() for _ in range(2)] == [0, 10]
+    assert [np.asarray(envs.step(ZERO)["reward"]).item() for _ in range(2)] == [0, 10]
 
 
 def test_options_are_kept_with_the_run():

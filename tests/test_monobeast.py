@@ -263,7 +263,7 @@ def test_an_actor_that_waits_for_slots_does_not_hang(tmp_path):
     rollouts = monobeast.Rollouts(flags, envs.spec, model)
     shared = monobeast.Shared(rollouts, weights, shared_zeros((1,), torch.int64))
     actors = monobeast.Actors(flags, shared, seed=0)
-    (child,) = actors._supervisor.children
+    (child,) = actors.supervisor.children
     filled, deadline = [], time.monotonic() + 60
     try:
         while actors._held[0] or not filled:  # nothing is released
@@ -274,7 +274,7 @@ def test_an_actor_that_waits_for_slots_does_not_hang(tmp_path):
         actors.release(filled)
         while not actors.poll():
             assert time.monotonic() < deadline
-        (pid,) = actors._supervisor.pids
+        (pid,) = actors.supervisor.pids
         assert psutil.pid_exists(pid)
     finally:
         actors.close()

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torchbeast.run.build_learner import build_learner
 
 from libtorchbeast.environments import Group, spec_of_group
 from libtorchbeast.specs import ArraySpec
@@ -18,6 +17,7 @@ from torchbeast.run.command_line import parse
 from torchbeast.run.evaluate import Player, evaluate
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.saved_run import describe_sources
+from torchbeast.run.training import build_learner
 
 GAMES = "tests.helpers.games"
 
