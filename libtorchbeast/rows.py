@@ -141,7 +141,8 @@ class EpisodeCounter:
         else:
             episode_step[done & ~ended] = 0
         numbers = (reward, done, truncated, episode_step, self._returns)
-        row = _make_row(frame, numbers, self._action, last_action)
+        last_action = map_tree(_as_action, self._action, last_action)
+        row = _as_row(frame, _as_arrays(numbers), last_action)
         self._steps[ended] = 0
         self._returns[ended] = 0.0
         return row
@@ -166,6 +167,8 @@ class EpisodeLists:
         self._steps = [0] * num_envs
         self._returns = [0.0] * num_envs
         self._action = action
+        # NumPy takes longer to read a dtype's name than to see that there is nothing to convert.
+        self._action_dtype = np.dtype(action.dtype) if isinstance(action, ArraySpec) else None
 
     def first_row(self, frame: Any) -> Row:
         """The row before any step: `done`, and nothing ended."""
@@ -187,13 +190,14 @@ class EpisodeLists:
             returns[i] += value
             if not truncated[i] and steps[i] < MAX_INT32:  # the extra row is no step
                 steps[i] += 1
-        numbers: tuple[Any, ...] = (reward, done, truncated, steps, returns)
-        if self.keeps_lists:
-            row: Row = {name: list(values) for name, values in zip(NUMBERS, numbers, strict=True)}
-            row["frame"] = frame
-            row["last_action"] = map_tree(_as_action, self._action, last_action)
+        if self._action_dtype is not None:
+            last_action = np.asarray(last_action, self._action_dtype)
         else:
-            row = _make_row(frame, numbers, self._action, last_action)
+            last_action = map_tree(_as_action, self._action, last_action)
+        numbers: tuple[Any, ...] = (reward, done, truncated, steps[:], returns[:])
+        if not self.keeps_lists:
+            numbers = _as_arrays(numbers)
+        row = _as_row(frame, numbers, last_action)
         for i, is_over in enumerate(done):
             if is_over:
                 self.forget(i)
@@ -205,12 +209,16 @@ class EpisodeLists:
         self._returns[environment] = 0.0
 
 
-def _make_row(frame: Any, numbers: tuple[Any, ...], action: Any, last_action: Any) -> Row:
-    """`numbers` are those of `NUMBERS`, in that order, and are copied."""
-    row = {"frame": frame}
-    for (name, dtype), values in zip(_DTYPES, numbers, strict=True):
-        row[name] = np.array(values, dtype)
-    row["last_action"] = map_tree(_as_action, action, last_action)
+def _as_arrays(numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copies of the values of `NUMBERS`, in that order."""
+    return tuple(np.array(x, dtype) for x, (_, dtype) in zip(numbers, _DTYPES, strict=True))
+
+
+def _as_row(frame: Any, numbers: tuple[Any, ...], last_action: Any) -> Row:
+    """`numbers` are the values of `NUMBERS`, in that order."""
+    row = dict(zip(NUMBERS, numbers, strict=True))
+    row["frame"] = frame
+    row["last_action"] = last_action
     return row
 
 

@@ -80,7 +80,10 @@ class Lane:
         self._next_byte = HEADER.itemsize
         self.rows: Row = nest.map(self._view, spec.row)  # [K, ...] each
         self.actions: Any = nest.map(self._view, spec.action)
-        self._cells = {k: memoryview(v) for k, v in self.rows.items() if k in NUMBERS}
+        # Numbers may be written one by one, which for a few is sooner done than to make an array.
+        self._fields = [
+            (k, v, memoryview(v) if k in NUMBERS else None) for k, v in self.rows.items()
+        ]
 
     @classmethod
     def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":
@@ -156,10 +159,13 @@ class Lane:
 
     def write(self, row: Row) -> None:
         """Copy a row into the lane."""
-        for name, views in self.rows.items():
+        for name, views, cells in self._fields:
             value = row[name]
-            if type(value) is list and name in self._cells:
-                _write_few(self._cells[name], value)
+            if cells is not None and type(value) is list:
+                if len(value) != len(cells):
+                    raise ValueError(f"A row must hold {len(cells)} numbers, got {len(value)}.")
+                for i, number in enumerate(value):
+                    cells[i] = number
             elif type(views) is np.ndarray:
                 _copy(views, value)
             else:
@@ -245,13 +251,6 @@ def _has_turn(state: Turn.State) -> bool:
     if state is not AGENT:
         raise LaneClosed
     return False
-
-
-def _write_few(cells: memoryview, numbers: list[Any]) -> None:
-    if len(numbers) != len(cells):
-        raise ValueError(f"A row must hold {len(cells)} numbers, got {len(numbers)}.")
-    for i, number in enumerate(numbers):
-        cells[i] = number
 
 
 def _copy(view: np.ndarray, value: Any) -> None:
