@@ -88,9 +88,10 @@ class ActionCheck:
 
     def __call__(self, actions: Any) -> None:
         if self._is_fast:
-            numbers = actions.tolist()  # a list of few is looked through before NumPy has started
+            # A list of few is looked through before NumPy has started.
+            numbers = actions if type(actions) is list else actions.tolist()
             if min(numbers) < 0 or max(numbers) >= self._num_actions:
-                self._check_leaf(self._leaves[0], actions)
+                self._check_leaf(self._leaves[0], np.asarray(actions))
             return
         for leaf, (_, array) in zip(self._leaves, leaves_of(actions), strict=True):
             self._check_leaf(leaf, array)

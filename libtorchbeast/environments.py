@@ -321,16 +321,21 @@ class SyncEnvs:
     def try_step(self) -> None:
         """Step one environment, after `reset`; BadStep if what it returns is no step.
 
-        What it raises is no news: the action is a random one.
+        What it raises is no news, as the action is a random one, unless no first step ever works:
+        such an environment would be given up as `Broken`, after all the restarts of its process.
         """
         space = getattr(self.envs[0], "action_space", None)
         if space is None or self._masks is not None:  # not all actions are allowed
             return
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # what it prints belongs to no run yet
-                result = self.envs[0].step(space.sample())
-        except Exception:
-            return
+        for tries_left in reversed(range(MAX_REBUILDS + 1)):
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):  # it belongs to no run yet
+                    result = self.envs[0].step(space.sample())
+                break
+            except Exception:
+                if not tries_left:
+                    raise
+                self._reset(0)
         if not isinstance(result, tuple) or len(result) != 5:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise BadStep(
@@ -433,7 +438,9 @@ class SyncEnvs:
             raise ValueError(f"There must be {self.num_envs} actions, got {len(actions)}.")
         if isinstance(self.envs[0], _OldGym):
             # As they are: NumPy's integers, which environments for TorchBeast's Server know.
-            return list(actions)
+            return list(np.asarray(actions))
+        if type(actions) is list:
+            return actions
         return np.asarray(actions, np.int64).tolist()
 
     def _pick(self, actions: Any, i: int) -> Any:
@@ -450,12 +457,24 @@ def _pass(unchecked: Any) -> None:
     """The check of what is not checked here."""
 
 
+_ONE_A_PROCESS = (
+    "{made} could be made in this process, and this one beside could not. If a process may have "
+    "one only: --envs_per_actor 1, and as many --num_servers as --num_actors "
+    "(polybeast_env: --envs_per_server 1)."
+)
+
+
 def _make_all(make_env: Callable[[], Any], num_envs: int) -> list[Any]:
     with contextlib.ExitStack() as stack:
         envs = []
         for _ in range(num_envs):
             HEARTBEAT.get()()  # all of them may take longer than one is given
-            envs.append(as_gymnasium(make_env()))
+            try:
+                envs.append(as_gymnasium(make_env()))
+            except Exception as error:
+                if envs:
+                    error.add_note(_ONE_A_PROCESS.format(made=len(envs)))
+                raise
             stack.callback(close_failed, envs[-1])
         stack.pop_all()  # all could be made: none is closed
     return envs
@@ -480,7 +499,7 @@ class _OldGym:
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         options = {}
         if seed is not None:
-            if callable(getattr(self._env, "seed", None)):
+            if _takes(getattr(self._env, "seed", None), seed):
                 self._env.seed(seed)
             elif self._takes_seed:  # as in the last versions of Gym
                 options["seed"] = seed
@@ -501,6 +520,19 @@ class _OldGym:
     def close(self) -> None:
         if callable(getattr(self._env, "close", None)):
             self._env.close()
+
+
+def _takes(function: Any, argument: Any) -> bool:
+    """Whether it can be called so; those whose signature is not known are said to."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(argument)
+    except TypeError:  # procgen's has no argument: what it plays is given when it is made
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def _takes_seed(reset: Callable[..., Any]) -> bool:

@@ -13,9 +13,6 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-import nest
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.host_socket import JsonSocket
 from libtorchbeast.rows import Row
@@ -77,10 +74,7 @@ class LaneLink:
         if info:
             self.lane.add_info(info)
         await _wait(self)  # the scheduler sends them
-        actions = self.lane.actions  # copied, as the next ones are written to the same place
-        if type(actions) is np.ndarray:
-            return actions.copy()
-        return nest.map(np.copy, actions)
+        return self.lane.read_actions(as_list=type(row["done"]) is list)
 
     def check(self) -> None:
         """`LaneClosed` if who gave us the lane is gone."""

@@ -2,7 +2,8 @@
 
 A row is a dict of arrays [K, ...] of K environments that step together: `frame` (the observation,
 an array or a tree of arrays), the numbers in `NUMBERS`, and `last_action`. Hosts, which write rows
-on at once, have the numbers of few environments as lists (`EpisodeLists`).
+on at once, have the numbers of few environments as lists (`EpisodeLists`), and actions, too, where
+an action is one integer.
 
 `done` on a row: its frame is the first of a new episode; reward, episode_step and episode_return on
 that row belong to the episode that just ended. `truncated` on a row: the transition into it did not
@@ -190,10 +191,10 @@ class EpisodeLists:
             returns[i] += value
             if not truncated[i] and steps[i] < MAX_INT32:  # the extra row is no step
                 steps[i] += 1
-        if self._action_dtype is not None:
-            last_action = np.asarray(last_action, self._action_dtype)
-        else:
+        if self._action_dtype is None:
             last_action = map_tree(_as_action, self._action, last_action)
+        elif not (self.keeps_lists and type(last_action) is list):
+            last_action = np.asarray(last_action, self._action_dtype)
         numbers: tuple[Any, ...] = (reward, done, truncated, steps[:], returns[:])
         if not self.keeps_lists:
             numbers = _as_arrays(numbers)
@@ -228,7 +229,11 @@ def _as_action(spec: ArraySpec, action: Any) -> np.ndarray:
 
 def with_arrays(row: Row) -> Row:
     """A row whose numbers may be lists, with arrays."""
-    return {**row, **{name: np.asarray(row[name], dtype) for name, dtype in _DTYPES}}
+    arrays = {name: np.asarray(row[name], dtype) for name, dtype in _DTYPES}
+    last_action = row["last_action"]
+    if type(last_action) is list and type(last_action[0]) is int:  # and no tree
+        arrays["last_action"] = np.array(last_action, np.int64)
+    return {**row, **arrays}
 
 
 def as_first_row(row: Row, truncated: bool = False) -> Row:

@@ -80,10 +80,17 @@ class Lane:
         self._next_byte = HEADER.itemsize
         self.rows: Row = nest.map(self._view, spec.row)  # [K, ...] each
         self.actions: Any = nest.map(self._view, spec.action)
-        # Numbers may be written one by one, which for a few is sooner done than to make an array.
-        self._fields = [
-            (k, v, memoryview(v) if k in NUMBERS else None) for k, v in self.rows.items()
-        ]
+        # Numbers may be written and read one by one: a few are, sooner than NumPy has started.
+        numbers = {k: memoryview(v) for k, v in self.rows.items() if k in NUMBERS}
+        self._action_cells: memoryview | None = None
+        if (
+            type(self.actions) is np.ndarray
+            and self.actions.ndim == 1
+            and self.actions.dtype == "int64"
+        ):
+            self._action_cells = memoryview(self.actions)
+            numbers["last_action"] = memoryview(self.rows["last_action"])
+        self._fields = [(k, v, numbers.get(k)) for k, v in self.rows.items()]
 
     @classmethod
     def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":
@@ -170,6 +177,12 @@ class Lane:
                 _copy(views, value)
             else:
                 nest.map_many2(_copy, views, value)
+
+    def read_actions(self, as_list: bool) -> Any:
+        """A copy of the actions; a list if each is one integer, and who steps knows of lists."""
+        if as_list and self._action_cells is not None:
+            return self._action_cells.tolist()
+        return nest.map(np.copy, self.actions)
 
     def add_info(self, info: InfoSums) -> None:
         """Add to the sums that the agent's side reads now and then."""

@@ -23,7 +23,7 @@ from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.handshake import Greeting
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_greeting
 from libtorchbeast.rpc.security import Security
-from libtorchbeast.specs import ArraySpec, spec_of_space
+from libtorchbeast.specs import ArraySpec, discrete, spec_of_space
 from tests.helpers.attacks import (
     Bystander,
     Recording,
@@ -107,7 +107,7 @@ def greet(address, greeting):
         host.close()
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("kind", ["tcp", pytest.param("unix", marks=pytest.mark.slow)])
 def test_a_server_makes_no_more_groups_than_it_offers(kind, token, tmp_path, recorded):
     options = {"env_class": recorded, "num_streams": 2, "security": token}
     with serving(address_of(kind, tmp_path), **options) as server:
@@ -222,6 +222,14 @@ def test_actions_of_few_bytes_are_checked():
         check(np.array([0, 4, 1], np.int32))
 
 
+@pytest.mark.parametrize("outside", [-1, 4])
+def test_actions_in_lists_are_checked(outside):
+    check = ActionCheck(discrete(4))
+    check([0, 3])
+    with pytest.raises(BadAnswer, match=f"from 0 to 3, got {outside}"):
+        check([0, outside])
+
+
 GREETING = Greeting("learner")
 OTHER_VERSION = {**GREETING.to_json(), "version": 99}
 
@@ -241,12 +249,27 @@ def as_json(values):
 @pytest.mark.parametrize(
     ("kind", "answer", "why"),
     [
-        ("tcp", [b"\xff" * 9], "Expected an AgentMessage"),
+        pytest.param("tcp", [b"\xff" * 9], "Expected an AgentMessage", marks=pytest.mark.slow),
         ("tcp", [encoded(version=99)], "the other version 99.2; update the older one"),
-        ("tcp", [encode_greeting(GREETING), b"\xff" * 9], "Expected an AgentMessage"),
-        ("tcp", [encode_greeting(GREETING)] * 2, "Expected Actions, got greeting"),
+        pytest.param(
+            "tcp",
+            [encode_greeting(GREETING), b"\xff" * 9],
+            "Expected an AgentMessage",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "tcp",
+            [encode_greeting(GREETING)] * 2,
+            "Expected Actions, got greeting",
+            marks=pytest.mark.slow,
+        ),
         ("unix", [as_json({"kind": "greeting", "version": []})], "That is no Greeting"),
-        ("unix", [as_json({"kind": "greeting", **OTHER_VERSION})], "the other version 99"),
+        pytest.param(
+            "unix",
+            [as_json({"kind": "greeting", **OTHER_VERSION})],
+            "the other version 99",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["malformed", "version", "malformed_actions", "greets_again", "local", "local_version"],
 )
@@ -268,6 +291,7 @@ def test_environments_wait_for_a_learner_that_makes_sense(
     check_rollouts(it.rollouts, it.unroll_length)
 
 
+@pytest.mark.slow
 def test_environments_wait_for_a_learner_that_greets_and_then_refuses(recorded, caplog, soon):
     """Whatever they sent: their process lives on, with all its groups."""
     refused = "refused these environments: No, thank you. Asking again now and then."
@@ -283,7 +307,7 @@ def test_environments_wait_for_a_learner_that_greets_and_then_refuses(recorded, 
     check_rollouts(it.rollouts, it.unroll_length)
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("kind", [pytest.param("tcp", marks=pytest.mark.slow), "unix"])
 def test_environments_wait_while_a_wrong_first_client_has_decided(
     kind, tmp_path, recorded, caplog, soon
 ):

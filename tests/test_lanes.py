@@ -82,12 +82,22 @@ def test_numbers_are_written_from_lists_as_from_arrays():
         "truncated": [False, False, True],
         "episode_step": [1, 2, 3],
         "episode_return": [1.5, 2.5, 1e20],
+        "last_action": [3, 0, 2**40],
     }
     one.write({**a_row(), **numbers})
     other.write({**a_row(), **{name: np.array(values) for name, values in numbers.items()}})
     for name, expected in flat_rows(other).items():
         np.testing.assert_array_equal(one.rows[name], expected)
     assert one.rows["episode_step"].tolist() == [1, 2, 3]
+
+
+def test_actions_are_copies_and_lists_only_where_each_is_one_integer(lane):
+    flat = Lane.create(FLAT, K)
+    flat.actions[:] = [1, 2, 3]
+    lists, arrays = flat.read_actions(as_list=True), flat.read_actions(as_list=False)
+    flat.actions[:] = 0
+    assert lists == arrays.tolist() == [1, 2, 3]
+    assert isinstance(lane.read_actions(as_list=True)["move"], np.ndarray)
 
 
 @pytest.mark.parametrize("numbers", [[1.0], [1.0] * (K + 1), np.ones(1), np.ones((K, 1))])

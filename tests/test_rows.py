@@ -44,9 +44,9 @@ def test_rows_with_lists_are_the_same_rows():
     for step in range(3):
         done, truncated = [step == 1, False, True], [False, False, step == 1]
         arrays, lists = (
-            counter.row(FRAME, [1.0, 2.0, step], done, truncated, ACTION) for counter in counters
+            counter.row(FRAME, [1.0, 2.0, step], done, truncated, [2, 0, 1]) for counter in counters
         )
-        assert all(type(lists[name]) is list for name in NUMBERS)
+        assert all(type(lists[name]) is list for name in [*NUMBERS, "last_action"])
         for change in (with_arrays, as_first_row, without_truncation):
             expected, got = change(arrays), change(lists)
             assert got.keys() == expected.keys()
