@@ -83,11 +83,8 @@ class Lane:
         # Numbers may be written and read one by one: a few are, sooner than NumPy has started.
         numbers = {k: memoryview(v) for k, v in self.rows.items() if k in NUMBERS}
         self._action_cells: memoryview | None = None
-        if (
-            type(self.actions) is np.ndarray
-            and self.actions.ndim == 1
-            and self.actions.dtype == "int64"
-        ):
+        action = spec.action
+        if isinstance(action, ArraySpec) and (action.dtype, action.shape) == ("int64", ()):
             self._action_cells = memoryview(self.actions)
             numbers["last_action"] = memoryview(self.rows["last_action"])
         self._fields = [(k, v, numbers.get(k)) for k, v in self.rows.items()]
