@@ -218,6 +218,56 @@ def test_an_environment_that_cannot_be_made_ends_in_one_sentence(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+class NoStepWorks(gymnasium.Env):
+    """As old environments behind a wrapper of newer Gym."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        _observation, _reward, _terminated, _truncated, _info = range(4)
+
+
+def test_an_environment_that_cannot_be_stepped_ends_in_one_sentence(capsys):
+    with pytest.raises(UsageError, match=r"cannot be stepped: ValueError: .*test_env_options"):
+        look_at(EnvOptions(f"{__name__}:NoStepWorks"))
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_error_within_a_package_is_not_said_to_be_ours():
+    wrong = EnvOptions("FrozenLake-v1", env_kwargs='{"desc": 3}')
+    with pytest.raises(UsageError, match="cannot be made or reset") as caught:
+        look_at(wrong)
+    assert "registry.py" not in str(caught.value)
+
+
+class OpensAWindow(gymnasium.Env):
+    """As in packages that were made to be looked at."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode="human"):
+        if render_mode == "human":
+            raise OSError("Cannot connect to a display")
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+def test_a_function_that_opens_a_window_by_default_is_asked_not_to():
+    options = EnvOptions(f"{__name__}:OpensAWindow")
+    assert look_at(options).observation.shape == (1,)
+    assert make_envs(options, num_envs=1, render=True).envs[0].render_mode == "rgb_array"
+
+
 def test_the_hint_for_a_wrong_name_in_a_module_is_a_name_that_works():
     with pytest.raises(UsageError, match="did you mean HelpersCorridor-v0") as caught:
         check_env(EnvOptions(f"{TASKS}:HelperCorridor-v0"))
@@ -288,6 +338,8 @@ def test_an_observation_that_is_text_is_refused_with_a_sentence(tmp_path, monkey
         "        pass\n"
         "    def reset(self, seed=None, options=None):\n"
         "        return numpy.zeros(2, numpy.float32), {}\n"
+        "    def step(self, action):\n"
+        "        return numpy.zeros(2, numpy.float32), 0.0, False, False, {}\n"
         "gymnasium.register('Plain-v0', Plain)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -13,6 +13,7 @@ from libtorchbeast.environments import (
     MAX_REBUILDS,
     Broken,
     SyncEnvs,
+    describe_failure,
 )
 from libtorchbeast.observations import FrameCheck, NumberRange
 from libtorchbeast.seeding import derive_seed
@@ -247,6 +248,53 @@ def test_old_environments_are_seeded_once():
 
     play(SyncEnvs(Seeded, num_envs=2, seed=3), [0, 0, 0])
     assert Seeded.seeds == [derive_seed(3, 0), derive_seed(3, 1)]
+
+
+def test_old_environments_may_take_no_seed():
+    class AsProcgen(OldStyle):
+        def seed(self):
+            raise AssertionError("It takes none, and is not called.")
+
+    assert play(SyncEnvs(AsProcgen, num_envs=1, seed=3), [0, 0])[1][1] == 1.0
+
+
+def test_one_a_process_is_said_with_the_flags_for_it():
+    class OneAProcess(OldStyle):
+        num_made = 0
+
+        def __init__(self):
+            OneAProcess.num_made += 1
+            if OneAProcess.num_made > 1:
+                raise RuntimeError("Cannot create multiple emulator instances per process")
+
+    with pytest.raises(RuntimeError) as caught:
+        SyncEnvs(OneAProcess, num_envs=4)
+    report = describe_failure(caught.value)
+    assert "1 could be made in this process" in report
+    assert "--envs_per_actor 1" in report
+
+
+class FirstStepsFail(OldStyleWithSpaces):
+    num_failures = 3
+
+    def step(self, action):
+        self.num_failures -= 1
+        if self.num_failures >= 0:
+            raise ValueError("not enough values to unpack")
+        return super().step(action)
+
+
+def test_a_first_step_that_never_works_is_an_error_and_one_that_does_is_not():
+    class NoStepWorks(FirstStepsFail):
+        num_failures = 100
+
+    envs = SyncEnvs(FirstStepsFail, num_envs=1)
+    envs.reset()
+    envs.try_step()
+    envs = SyncEnvs(NoStepWorks, num_envs=1)
+    envs.reset()
+    with pytest.raises(ValueError, match="not enough values"):
+        envs.try_step()
 
 
 def test_gymnasiums_environments_get_pythons_integers():

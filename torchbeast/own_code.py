@@ -16,9 +16,13 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import libtorchbeast
 from torchbeast.errors import UsageError
+
+_OUR_PACKAGES = [Path(__file__).parent, Path(libtorchbeast.__file__).parent]
 
 _on_offer: dict[str, Any] = {}
 _uses: Counter[str] = Counter()  # how often each of them is on offer
@@ -115,13 +119,22 @@ def unpack(data: bytes) -> None:
 
 
 def say_where(error: BaseException) -> str:
-    """An exception of the user's code with its place: the last outside of installed packages."""
+    """An exception of the user's code with its place: the last outside of installed packages.
+
+    If no code of the user's is on the way, it is where the exception was raised.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
     frame = (own or frames)[-1]
     text = str(error).strip().splitlines()
     where = f"{frame.filename}:{frame.lineno}: {frame.line}"
     return f"{type(error).__name__}: {text[0] if text else ''} ({where})"
+
+
+def _is_installed(filename: str) -> bool:
+    """Whether it is a package's, ours included, however that is installed."""
+    path = Path(filename)
+    return "site-packages" in path.parts or any(path.is_relative_to(p) for p in _OUR_PACKAGES)
 
 
 def _has_source(module: str) -> bool:

@@ -87,12 +87,14 @@ def look_at(options: EnvOptions, num_envs: int | None = None) -> Spec:
 
 def look_at_game(options: EnvOptions) -> tuple[Spec, int]:
     """What such environments are like, and how many agents one of them has."""
+    does = "made or reset"
     with say_if_slow(f"Making one of {options.env}"):
         try:
             envs = make_envs(options, num_envs=1, whole_games=True)
             try:
                 spec = spec_of_group(envs, envs.reset())
                 if isinstance(envs, SyncEnvs):
+                    does = "stepped"
                     envs.try_step()  # better one sentence here than restarts of each worker
                 return spec, getattr(envs, "num_agents", 1)
             finally:
@@ -104,7 +106,7 @@ def look_at_game(options: EnvOptions) -> tuple[Spec, int]:
         except Exception as error:
             traceback.print_exc()
             where = own_code.say_where(error)
-            raise UsageError(f"--env {options.env} cannot be made or reset: {where}.") from error
+            raise UsageError(f"--env {options.env} cannot be {does}: {where}.") from error
 
 
 def is_atari(options: EnvOptions) -> bool:
@@ -170,6 +172,8 @@ def _from_factory(
     takes, kwargs = signature.parameters, options.kwargs
     if render and "render_mode" in takes:
         kwargs["render_mode"] = "rgb_array"
+    elif "render_mode" in takes and takes["render_mode"].default == "human":  # opens no window
+        kwargs.setdefault("render_mode", None)
     if "num_envs" in takes:
         kwargs["num_envs"] = num_envs
         if "autoreset_mode" in takes:  # the only one that shows everything that happens
