@@ -19,11 +19,14 @@ from tests.helpers.counting import Counting
 from tests.helpers.remote import Learner, check_rollouts, client, learner
 from tests.helpers.threads import run_in_threads, wait_until
 
+THINK_S = 0.002  # else a bystander takes all of a core for as long as an attack lasts
+
 
 class Bystander:
     """The client beside an attack: its environments, and what the learner got of them."""
 
     def __init__(self, it: Learner, num_envs: int) -> None:
+        it.think_s = THINK_S
         it.wait_for_environments(num_envs)
         self._it = it
         self.ids = {_id_of(rollout) for rollout in list(it.rollouts)}

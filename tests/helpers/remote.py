@@ -46,6 +46,7 @@ class Learner:
         self._agent = agent
         self._looks_at_rows = looks_at_rows
         self.bystander: Any = None  # see attacks.py
+        self.think_s = 0.0  # for each answer of the agent
         self.unroll_length = unroll_length
         self.rollouts: list[Any] = []  # as (rows, outputs, state), of one column each, NumPy
         self.queue = libtorchbeast.BatchingQueue(
@@ -120,6 +121,8 @@ class Learner:
         for batch in self.batcher:
             row, state = batch.get_inputs()
             wait_until(lambda: not self.thinks.is_set())
+            if self.think_s:
+                time.sleep(self.think_s)
             batch.set_outputs(({"action": self._act(row)}, (state[0] + 1,)))
 
     def _act(self, row: Any) -> Any:
