@@ -42,6 +42,7 @@ def welcome_bytes(publisher):
 # ------------------------------------------------------------------------------- the actor's end
 
 
+@pytest.mark.slow
 def test_the_learner_logs_what_the_environments_of_an_actor_failed_with(caplog):
     caplog.set_level("INFO")
     publisher = Publisher(env="tests.helpers.counting:Broken")
@@ -133,6 +134,7 @@ def test_who_only_asks_for_weights_is_not_kept():
         assert caught.value.details() == "The other end has not sent a rollout in time."
 
 
+@pytest.mark.slow
 def test_an_actor_whose_weights_are_always_too_old_is_kept():
     publisher = Publisher(max_policy_lag=3)
     limits = Limits(rollout_s=1.0)
@@ -142,6 +144,7 @@ def test_an_actor_whose_weights_are_always_too_old_is_kept():
             only_fetch(publisher, put, call, updates=1, seconds=30)
 
 
+@pytest.mark.slow
 def test_an_actor_that_waits_for_the_learner_has_time():
     """One rollout is learnt from, one is queued, one waits in its lane longer than `rollout_s`."""
     publisher = Publisher()

@@ -36,7 +36,7 @@ def test_a_herd_with_the_token_is_not_thinned_out_while_it_introduces_itself(tok
         assert all(call.is_active() for call in calls)
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize("kind", [pytest.param("tcp", marks=pytest.mark.slow), "unix"])
 def test_a_learner_that_ends_lets_its_clients_wait_for_the_next_one(kind, tmp_path, caplog):
     """Beside it, another learner and its client do not notice."""
     caplog.set_level("INFO")
@@ -57,6 +57,7 @@ def test_a_learner_that_ends_lets_its_clients_wait_for_the_next_one(kind, tmp_pa
     check_rollouts([*first.rollouts, *second.rollouts], first.unroll_length)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_sigterm_lets_a_herd_wait_for_the_next_learner(tmp_path, caplog):
     """All of its clients are there again, with the same environments, and nobody failed."""

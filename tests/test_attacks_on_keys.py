@@ -165,6 +165,7 @@ def test_a_token_file_that_others_can_read_is_refused_with_the_remedy(token, tmp
         assert try_to_play(it.address, mine) == "played"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dials", [True, False], ids=["dials", "listens"])
 def test_environments_elsewhere_do_not_see_the_token(tmp_path, monkeypatch, dials):
     """Though the process that steps them dials with it, or asks for it."""

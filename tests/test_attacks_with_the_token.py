@@ -56,6 +56,7 @@ def test_nobody_may_compress(token, compression):
         assert ended[:2] == (0, "UNIMPLEMENTED")
 
 
+@pytest.mark.slow
 def test_memory_of_large_messages_is_given_back(token):
     with under_attack(token) as it:
         [pid] = it.gateways.pids
@@ -67,6 +68,7 @@ def test_memory_of_large_messages_is_given_back(token):
         wait_until(lambda: rss_of(pid) - before < 24 << 20, 60)
 
 
+@pytest.mark.slow
 def test_a_client_with_many_environments_gets_its_share_of_the_learner_and_no_more(
     certificates, token
 ):
@@ -218,6 +220,7 @@ def test_new_names_of_figures_for_ever_take_neither_memory_nor_places(token):
     assert len(stats.info_names) == MAX_NAMES
 
 
+@pytest.mark.slow
 def test_streams_of_other_sizes_for_ever_take_no_memory(monkeypatch):
     """Each needs a lane of its own."""
     monkeypatch.setattr("libtorchbeast.actor_pool.MAX_LANES", 4)
@@ -276,6 +279,7 @@ def test_no_environments_may_compress_where_the_learner_dials(compression, caplo
 # ------------------------------------------------------------------------------- on what is learnt
 
 
+@pytest.mark.slow
 def test_huge_frames_and_rewards_end_no_run(tmp_path):
     """As large as the gateway lets through; what is learnt from others is learnt.
 
@@ -307,6 +311,7 @@ def test_huge_frames_and_rewards_end_no_run(tmp_path):
     assert all(value.isfinite().all() for value in weights.values())
 
 
+@pytest.mark.slow
 def test_rollouts_that_are_held_back_are_not_learnt_from(tmp_path):
     """Nor does anybody wait for them."""
     frame = np.zeros(4, np.float32)
@@ -324,6 +329,7 @@ def test_rollouts_that_are_held_back_are_not_learnt_from(tmp_path):
         run.wait_for(lambda: run.figure("dropped_rollouts") >= 1)
 
 
+@pytest.mark.slow
 def test_a_first_client_that_asks_for_too_large_a_model_is_sent_away(tmp_path, monkeypatch):
     """At once and without a model. The next one decides, whoever else asks beside it."""
     monkeypatch.setattr(model_size, "_smallest_memory", lambda: 1 << 30)

@@ -386,7 +386,14 @@ def test_no_memory_is_leaked():
     assert psutil.Process().memory_info().rss - memory < 8 << 20
 
 
-@pytest.mark.parametrize("call", ["next(queue)", "full.enqueue(x)", "batcher.compute(x)"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "next(queue)",
+        pytest.param("full.enqueue(x)", marks=pytest.mark.slow),
+        pytest.param("batcher.compute(x)", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_interrupts_a_call_that_waits(call):
     program = f"""
 import os, signal, threading, torch
@@ -418,7 +425,9 @@ def test_waiting_takes_no_processor_time():
     assert spent < 0.1
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.closer = Closer()"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("pass", marks=pytest.mark.slow), "sys.closer = Closer()"]
+)
 def test_the_interpreter_ends_while_threads_wait_and_tensors_live(end):
     """Even when something wakes the threads at the last moment, too late to return to Python."""
     program = f"""

@@ -209,6 +209,7 @@ def test_atari_rows_add_up_to_the_games_score():
     assert rows["episode_return"].max() > 1
 
 
+@pytest.mark.slow
 def test_atari_games_of_neighbouring_seeds_share_none(monkeypatch):
     seeds = []
     reset = AtariVectorEnv.reset

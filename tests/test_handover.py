@@ -120,6 +120,7 @@ class Stuck(Counting):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", ["stream", "lane"])
 def test_a_heartbeat_stops_while_environments_hang_behind_a_unix_socket(
     link, tmp_path, monkeypatch

@@ -69,6 +69,7 @@ def test_who_has_shown_the_token_makes_no_room_for_who_has_not(has_token, num_st
         assert sum(stream.ended is None for stream in streams) == num_stay
 
 
+@pytest.mark.slow
 def test_who_comes_too_early_asks_again_over_the_same_connection(token, monkeypatch, caplog):
     limits = Limits(connections_at_once=1, connections_per_s=1.0)
     channels = []

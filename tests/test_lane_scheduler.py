@@ -66,6 +66,7 @@ def test_all_lanes_get_their_turns():
     assert sorted(name for name, _ in counts) == [0] * 50 + [1] * 50 + [2] * 50
 
 
+@pytest.mark.slow
 def test_a_lane_whose_agent_is_slow_does_not_hold_up_the_others():
     slow, fast = Lane.create(SPEC, 1), Lane.create(SPEC, 1)
     start = time.monotonic()

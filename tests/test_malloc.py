@@ -36,12 +36,15 @@ def num_faults(megabytes: int, keep: bool) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
-@pytest.mark.parametrize("megabytes", [20, 100])  # of 64 MiB is a thread's own heap
+@pytest.mark.parametrize(
+    "megabytes", [20, pytest.param(100, marks=pytest.mark.slow)]
+)  # of 64 MiB is a thread's own heap
 def test_large_blocks_of_threads_are_kept(megabytes):
     pages = 10 * (megabytes << 20) // 4096
     assert num_faults(megabytes, keep=True) < pages / 100
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
 def test_without_it_they_go_back_each_time():
     assert num_faults(100, keep=False) > 10 * (100 << 20) // 4096 / 2

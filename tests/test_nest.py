@@ -203,6 +203,7 @@ def test_a_function_may_change_the_containers():
         nest.map(lambda x: d.clear(), d)
 
 
+@pytest.mark.slow
 def test_no_reference_is_leaked_over_a_million_operations():
     leaf, function = object(), lambda *_: leaf
     n = {"a": [leaf, (leaf,)], "b": Point(leaf, {"c": leaf})}

@@ -370,6 +370,7 @@ def test_a_half_open_connection_is_noticed(it):
             cable.over.set()
 
 
+@pytest.mark.slow
 def test_a_host_that_comes_too_often_is_told_to_wait():
     limits = Limits(connections_at_once=3, connections_per_s=0.001)  # one is the bystander's
     with under_attack(limits=limits) as it:

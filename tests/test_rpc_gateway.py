@@ -135,6 +135,7 @@ def test_a_server_gets_as_many_streams_as_it_asks_for(tmp_path):
     assert len(check_rollouts(it.rollouts, it.unroll_length)) == num_environments
 
 
+@pytest.mark.slow
 def test_many_clients_come_and_go_and_lanes_are_used_again():
     with learner(listen=["127.0.0.1:0"]) as it:
         for number in range(3):
@@ -249,6 +250,7 @@ def test_who_left_with_its_gateway_is_no_longer_connected():
         assert [(c.streams, c.environments) for c in it.gateways.clients] == [(0, 0)]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind():
     def play():
         with learner(listen=["127.0.0.1:0"]) as it:
@@ -404,6 +406,7 @@ def no_thread_is_left(lane):
     raise RuntimeError("no thread is left")
 
 
+@pytest.mark.slow
 def test_environments_that_take_long_to_make_are_waited_for(tmp_path):
     limits = Limits(handshake_s=0.5)
     address = f"unix:{tmp_path}/server"

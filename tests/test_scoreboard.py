@@ -83,10 +83,10 @@ def test_no_run_is_done_twice(make_run, tmp_path, monkeypatch):
 
 
 def test_a_command_is_ended_after_its_minutes_with_all_that_it_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SAMPLE_S", 0.5)
+    monkeypatch.setattr(training, "SAMPLE_S", 0.2)
     pid = tmp_path / "pid"
     program = f"sleep 100 & echo $! > {pid}; while :; do :; done"
-    started, cpu_s = training.watch(["sh", "-c", program], 0.05, tmp_path / "log")
+    started, cpu_s = training.watch(["sh", "-c", program], 0.02, tmp_path / "log")
     assert time.time() - started < 60
     assert cpu_s > 0.1
     child = int(pid.read_text())

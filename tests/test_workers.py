@@ -120,7 +120,14 @@ def assert_no_more_than(before):
     assert all(a <= b for a, b in zip(after, before, strict=True)), (after, before)
 
 
-@pytest.mark.parametrize(("num_workers", "lanes", "envs"), [(1, 1, 1), (2, 4, 3), (3, 5, 2)])
+@pytest.mark.parametrize(
+    ("num_workers", "lanes", "envs"),
+    [
+        pytest.param(1, 1, 1, marks=pytest.mark.slow),
+        (2, 4, 3),
+        pytest.param(3, 5, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_every_transition_arrives_once_and_in_order(num_workers, lanes, envs):
     before = threads_and_descriptors()
     with running(num_workers=num_workers, lanes=lanes, envs=envs) as system:
@@ -207,6 +214,7 @@ def test_a_worker_that_makes_one_group_after_the_other_does_not_hang():
         assert system.supervisor.num_restarts == 0
 
 
+@pytest.mark.slow
 def test_workers_that_wait_for_the_learner_do_not_hang(caplog):
     with running() as system:
         checker = Checker(T)
@@ -325,6 +333,7 @@ def test_seeds_differ_between_groups_and_starts_and_runs(monkeypatch, num_worker
     assert len(set(seeds)) == len(seeds) == 4 * lanes
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_started_is_tried_again_with_growing_pauses(monkeypatch, caplog):
     with running(num_workers=1, lanes=1, envs=1) as system:
         popen = subprocess.Popen
