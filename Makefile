@@ -12,12 +12,15 @@ CPP    := $(wildcard cpp/*.h cpp/*.cc cpp/python/*.h cpp/python/*.cc)
 EXAMPLES := $(wildcard examples/cpp_client/*.h examples/cpp_client/*.cc)
 comma  := ,
 
+# Compile a module once, whatever the environment says, not in each process that a test starts.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help setup train check test test-packages sanitize lint format proto bench clean
+.PHONY: help setup train check test test-packages sanitize lint style format proto bench clean
 
 help:
 	@echo "make train     train on Pong with a live view (ARGS=\"--env Catch\" for something else)"
-	@echo "make check     check style and types, and run the tests that are fast"
+	@echo "make check     check style and types, and run the tests that are fast (two minutes)"
 	@echo "make test      run all tests"
 	@echo "make sanitize  run the C++ tests under address, undefined and thread sanitizers"
 	@echo "make lint      check style and types (make format corrects the style)"
@@ -51,9 +54,10 @@ ctest = PATH="$(CURDIR)/$(BIN):$$PATH"; \
 # Several tests at once: most of them wait for most of their time.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-# While working: what is not marked as slow.
-check: lint
-	@$(PYTEST) -m "not slow" $(ARGS)
+# While working: what is not marked as slow; beside it mypy, which may have much to do.
+check: style
+	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not slow" $(ARGS) && \
+		{ wait $$types || { echo "mypy has found errors; see above."; false; }; }
 
 test: setup
 	@$(call ctest,build/test)
@@ -70,10 +74,12 @@ sanitize: setup
 	@$(call ctest,build/asan,address$(comma)undefined)
 	@$(call ctest,build/tsan,thread)
 
-lint: setup
+lint: style
+	@$(BIN)/mypy
+
+style: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
 	@$(BIN)/codespell
 	@$(BIN)/clang-format --dry-run -Werror $(CPP) $(EXAMPLES)
 
