@@ -300,9 +300,34 @@ def test_a_factory_that_takes_a_render_mode_is_filmed_at_its_own_speed(tmp_path)
     assert film("PongNoFrameskip-v4", tmp_path / "game.mp4") == 15  # of 60, each 4th
 
 
-def test_what_cannot_be_filmed_is_said_in_one_sentence(tmp_path):
-    with pytest.raises(UsageError, match="must render to rgb_array"):
-        film(f"{TASKS}:corridor", tmp_path / "none.mp4")
+class OldGym:
+    """Is told what to render to when it renders."""
+
+    metadata = {"video.frames_per_second": 11}  # noqa: RUF012
+    picture = np.zeros((8, 8, 3), np.uint8)
+
+    def reset(self):
+        return np.zeros(1, np.float32)
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, {}
+
+    def render(self, mode="human"):
+        return self.picture if mode == "rgb_array" else None
+
+
+class OldGymWithoutPictures(OldGym):
+    picture = None
+
+
+def test_old_environments_are_filmed(tmp_path):
+    assert film(f"{__name__}:OldGym", tmp_path / "old.mp4") == 11
+
+
+@pytest.mark.parametrize("env", [f"{TASKS}:corridor", f"{__name__}:OldGymWithoutPictures"])
+def test_what_cannot_be_filmed_is_said_in_one_sentence(env, tmp_path):
+    with pytest.raises(UsageError, match=r"^[A-Za-z]+ must render to rgb_array"):
+        film(env, tmp_path / "none.mp4")
 
 
 @pytest.mark.parametrize(

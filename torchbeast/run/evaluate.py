@@ -1,6 +1,7 @@
 """Play episodes with a trained agent: the modes test and test_render of both beasts."""
 
 import dataclasses
+import inspect
 import logging
 import time
 from collections import defaultdict
@@ -177,17 +178,20 @@ class Video:
         self.path = path
         self._env = envs.envs[0]
         metadata = getattr(self._env, "metadata", None) or {}
-        self._frames_per_s = float(metadata.get("render_fps") or self.FRAMES_PER_S)
+        given = metadata.get("render_fps") or metadata.get("video.frames_per_second")
+        self._frames_per_s = float(given or self.FRAMES_PER_S)
         self._writer: Any = None
 
     def add(self) -> None:
         import cv2
 
-        if getattr(self._env, "render_mode", None) is None:
+        image = self._render()
+        if not isinstance(image, np.ndarray):
+            name = type(getattr(self._env, "unwrapped", self._env)).__name__
             raise UsageError(
-                f"{self._env} must render to rgb_array for --mode test_render; use --mode test."
+                f"{name} must render to rgb_array for --mode test_render, got "
+                f"{type(image).__name__}; use --mode test."
             )
-        image = self._env.render()
         if self._writer is None:
             size = (image.shape[1], image.shape[0])
             codec = cv2.VideoWriter.fourcc(*"mp4v")
@@ -199,3 +203,12 @@ class Video:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.release()
+
+    def _render(self) -> Any:
+        """The picture; None of environments that make none."""
+        if getattr(self._env, "render_mode", None) is not None:
+            return self._env.render()
+        render = getattr(self._env, "render", None)
+        if callable(render) and "mode" in inspect.signature(render).parameters:  # old Gym's
+            return render(mode="rgb_array")
+        return None
