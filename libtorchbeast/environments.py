@@ -496,6 +496,10 @@ class _OldGym:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
+    @property
+    def unwrapped(self) -> Any:
+        return getattr(self._env, "unwrapped", self._env)
+
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         options = {}
         if seed is not None:
