@@ -28,8 +28,8 @@ from torchbeast.run.flags import TrainingFlags, with_values
 from torchbeast.run.recipes import VECTOR
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import build_learner
+from torchbeast.runtime.distributed import join_ranks
 from torchbeast.runtime.process import keep_freed_memory
-from torchbeast.runtime.process_group import join_ranks
 
 A = 6
 SIZES = (1, 2, 4)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libtorchbeast.episode_info import InfoSums
-from libtorchbeast.host_socket import JsonSocket
+from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.rows import Row
 from libtorchbeast.shared_lanes import Lane, LaneClosed
 

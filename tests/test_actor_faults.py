@@ -22,8 +22,8 @@ from libtorchbeast.rpc.actor_messages import (
     encode_welcome,
 )
 from libtorchbeast.rpc.handshake import Greeting, Hello, Refused
-from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.rpc.limits import Limits
+from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.rpc.messages import ACTOR_METHOD
 from tests.helpers.actors import Publisher, acting
 from tests.helpers.attacks import fake_end
@@ -202,7 +202,7 @@ def lose_descriptor(monkeypatch):
             return os.dup(fd)
 
         ours = SimpleNamespace(dup=dup, close=os.close)
-        monkeypatch.setattr("libtorchbeast.host_socket.os", ours)
+        monkeypatch.setattr("libtorchbeast.json_socket.os", ours)
 
     return lose
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from libtorchbeast.host_socket import JsonSocket
+from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.rpc.address import Address, dial_unix
 from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.handshake import MINOR, Hello, hello_from_json

@@ -16,7 +16,7 @@ from gymnasium import spaces
 import libtorchbeast
 import torchbeast
 from libtorchbeast.env_host import ActionCheck, BadAnswer
-from libtorchbeast.host_socket import JsonSocket
+from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.address import Address, dial_unix
 from libtorchbeast.rpc.env_client import EnvironmentClient

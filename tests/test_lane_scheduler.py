@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from libtorchbeast.host_socket import JsonSocket
+from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
 from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed

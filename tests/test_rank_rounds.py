@@ -23,7 +23,7 @@ from torchbeast.run.env_sources import RemoteEnvironments
 from torchbeast.run.flags import TrainingFlags, num_cores, with_recipe, with_values
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
-from torchbeast.runtime.process_group import agree_on_name
+from torchbeast.runtime.distributed import agree_on_name
 
 SECOND_OF_TWO = Place(rank=1, size=2, local_rank=1, local_size=2)
 

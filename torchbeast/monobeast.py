@@ -52,8 +52,8 @@ from torchbeast.run.stall import Stall
 from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
+from torchbeast.runtime.distributed import attend_rounds, join_ranks
 from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
-from torchbeast.runtime.process_group import attend_rounds, join_ranks
 from torchbeast.runtime.shared_tensors import (
     SharedTensors,
     TensorSpec,

@@ -58,8 +58,8 @@ from torchbeast.run.stall import Stall
 from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.run.utilization import Stages, Trace
 from torchbeast.runtime.actor_model import ActorModel, num_copies
+from torchbeast.runtime.distributed import attend_rounds, join_ranks
 from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
-from torchbeast.runtime.process_group import attend_rounds, join_ranks
 from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
 
 __all__ = [

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from libtorchbeast.env_host import BadAnswer
-from libtorchbeast.host_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.lane_scheduler import LaneLink, next_message
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours

@@ -14,7 +14,7 @@ from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Broken, Group
-from libtorchbeast.host_socket import JsonSocket
+from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.lane_scheduler import Turns, pause
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops

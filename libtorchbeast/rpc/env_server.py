@@ -19,7 +19,7 @@ from typing import Any
 from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.grpc_forks import GrpcForks
-from libtorchbeast.host_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause, readable
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
 from libtorchbeast.rpc.certificates import CallerCheck

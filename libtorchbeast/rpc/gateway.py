@@ -23,7 +23,7 @@ from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConf
 from libtorchbeast.rpc.gateway_dialer import Dialer
 from libtorchbeast.rpc.gateway_listener import Listener
 from libtorchbeast.rpc.grpc_streams import Watched, watch
-from libtorchbeast.rpc.learner_line import LearnerLine
+from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.shared_lanes import allow_descriptors
 from libtorchbeast.shared_memory import give_memory_back, raise_oom_score
 

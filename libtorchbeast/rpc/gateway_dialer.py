@@ -7,14 +7,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from libtorchbeast.host_socket import UnknownProtocol
+from libtorchbeast.json_socket import UnknownProtocol
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
 from libtorchbeast.rpc.gateway_config import GatewayConfig
 from libtorchbeast.rpc.gateway_streams import carry_steps
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched, exchange, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json
 from libtorchbeast.rpc.lane_handover import Host, hand_over, raise_for_message
-from libtorchbeast.rpc.learner_line import LearnerLine
+from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
     decode_answer,

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from grpc._cython.cygrpc import ExecuteBatchError
 
-from libtorchbeast.host_socket import UnknownProtocol
+from libtorchbeast.json_socket import UnknownProtocol
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc.actor_messages import decode_actor_hello
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
@@ -26,8 +26,8 @@ from libtorchbeast.rpc.grpc_relay import private_address, relay
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, STEP, Watched, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json, status_text
 from libtorchbeast.rpc.lane_handover import Host, hand_over, until_readable
-from libtorchbeast.rpc.learner_line import LearnerLine
 from libtorchbeast.rpc.limits import Admission, server_options
+from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.rpc.messages import (
     ACTOR_METHOD,
     LEARNER_METHOD,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libtorchbeast.helper_process import Helper
-from libtorchbeast.host_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.clients import ClientFigures, make_room

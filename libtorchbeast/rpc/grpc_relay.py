@@ -1,6 +1,6 @@
 """gRPC behind a unix socket at which others are welcome, too.
 
-Our own programs hand lanes over at a unix socket (host_socket.py); clients in other languages
+Our own programs hand lanes over at a unix socket (json_socket.py); clients in other languages
 speak gRPC there. Python's grpc takes no connections that were accepted elsewhere, so that theirs
 are relayed to a socket of grpc's own, in a folder that nobody else can enter.
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from libtorchbeast.host_socket import MAX_MESSAGE_BYTES
+from libtorchbeast.json_socket import MAX_MESSAGE_BYTES
 from libtorchbeast.rollouts import ModelOffer, RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_config import GatewaysConfig

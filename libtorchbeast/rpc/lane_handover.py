@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-from libtorchbeast.host_socket import JsonSocket, UnknownProtocol
+from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rpc.clients import client_of
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched
 from libtorchbeast.rpc.handshake import (
@@ -18,7 +18,7 @@ from libtorchbeast.rpc.handshake import (
     no_descriptor_left,
     refusal_from_json,
 )
-from libtorchbeast.rpc.learner_line import LearnerLine
+from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.shared_lanes import AGENT, Lane
 from libtorchbeast.text import printable
 

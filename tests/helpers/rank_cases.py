@@ -23,7 +23,7 @@ from torchbeast.models import make_model
 from torchbeast.models.normalization import NormalizedObservations
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.signals import StopRequest
-from torchbeast.runtime.process_group import join_ranks
+from torchbeast.runtime.distributed import join_ranks
 
 T, A = 6, 4
 IMAGE = (36, 36)

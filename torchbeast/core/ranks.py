@@ -1,7 +1,7 @@
 """Several learners of one run, as the algorithm sees them: who they are, and what they share.
 
 torchrun starts them and gives each a rank. `OneRank` stands for a learner without others;
-`runtime/process_group.py` has what PyTorch's process groups make of the same methods.
+`runtime/distributed.py` has what PyTorch's process groups make of the same methods.
 """
 
 import os

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from libtorchbeast.host_socket import JsonSocket
+from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rpc.clients import Clients

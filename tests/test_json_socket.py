@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from libtorchbeast.host_socket import MAX_MESSAGE_BYTES, JsonSocket, UnknownProtocol
+from libtorchbeast.json_socket import MAX_MESSAGE_BYTES, JsonSocket, UnknownProtocol
 from tests.helpers.threads import run_in_threads
 
 
