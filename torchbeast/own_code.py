@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import libtorchbeast
 from torchbeast.errors import UsageError
 
-_OUR_PACKAGES = [Path(__file__).parent, Path(libtorchbeast.__file__).parent]
+_HERE = Path(__file__).parent
+_OUR_PACKAGES = [_HERE, _HERE.with_name("libtorchbeast")]
 
 _on_offer: dict[str, Any] = {}
 _uses: Counter[str] = Counter()  # how often each of them is on offer
