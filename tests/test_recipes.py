@@ -34,6 +34,13 @@ def test_rewards_are_clipped_in_atari_alone(env, clipping):
     assert parse(monobeast.Flags, ["--env", env]).reward_clipping == clipping
 
 
+@pytest.mark.parametrize(
+    ("env", "scaled"), [("PongNoFrameskip-v4", False), ("Mock", True), ("CartPole-v1", True)]
+)
+def test_rewards_are_scaled_where_they_are_not_clipped(env, scaled):
+    assert parse(monobeast.Flags, ["--env", env]).normalize_rewards == scaled
+
+
 def test_the_paper_clips_rewards_and_what_is_given_stays():
     assert recipes.PAPER["reward_clipping"] == "abs_one"
     args = ["--env", "PongNoFrameskip-v4", "--reward_clipping", "none"]

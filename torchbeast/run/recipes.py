@@ -53,7 +53,8 @@ FLOAT_ACTIONS = {
 # batch is played while another is learnt from (on two cores there are as many environments as
 # places in a batch). Many small parts cost no more than a few large ones. Long rollouts and a large
 # lambda carry rewards back to what they are for, in Pong dozens of steps before. Pixels are
-# normalised, so that a net sees what moves from the first update on.
+# normalised, so that a net sees what moves from the first update on; rewards are scaled, as those
+# of vectors are.
 IMAGE = {
     "unroll_length": 64,
     "batch_size": 32,
@@ -66,9 +67,10 @@ IMAGE = {
     "clip_pg_rho_threshold": 4.0,
     "clip_c_threshold": 4.0,
     "optimizer": "adam",
-    "learning_rate": 0.0004,
+    "learning_rate": 0.0008,
     "entropy_cost": 0.01,
     "normalize_images": True,
+    "normalize_rewards": True,
 }
 
 # Pictures with float actions: IMPALA's way, as the flags' own defaults.
@@ -79,8 +81,9 @@ IMAGE_FLOAT_ACTIONS = {"entropy_cost": 0.001, "normalize_rewards": True}
 FAST_CONVOLUTIONS = {"autocast": "auto"}
 OTHERS_NETS = {"normalize_images": False}
 
-# Scores of games differ by orders of magnitude. Elsewhere rewards are learnt from as they are.
-ATARI = {"reward_clipping": "abs_one"}
+# Scores of games differ by orders of magnitude, also within a game. Once clipped, rewards need no
+# other scale.
+ATARI = {"reward_clipping": "abs_one", "normalize_rewards": False}
 
 # IMPALA's settings for Atari: Espeholt et al. 2018, appendix D.
 PAPER = {
