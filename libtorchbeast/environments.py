@@ -185,8 +185,7 @@ class Group:
 
     def take_info(self) -> InfoSums:
         """Sums over the episodes that ended since the last call, of the numbers in their `info`."""
-        take = getattr(self._envs, "take_info", None)
-        return take() if take is not None else {}
+        return self._take_info()
 
     def close(self) -> None:
         """Close the environments; what that raises is logged."""
@@ -226,6 +225,7 @@ class Group:
             close_failed(envs)
             raise
         self._observation = observation
+        self._take_info: Callable[[], InfoSums] = getattr(envs, "take_info", dict)
         return envs, row
 
 

@@ -88,6 +88,9 @@ class Lane:
             self._action_cells = memoryview(self.actions)
             numbers["last_action"] = memoryview(self.rows["last_action"])
         self._fields = [(k, v, numbers.get(k)) for k, v in self.rows.items()]
+        self._frame_bytes: list[memoryview] = []  # of each environment, if a frame is one array
+        if type(frame := self.rows.get("frame")) is np.ndarray and frame[0].nbytes > 0:
+            self._frame_bytes = [memoryview(x.reshape(-1)).cast("B") for x in frame]
 
     @classmethod
     def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":
@@ -170,10 +173,23 @@ class Lane:
                     raise ValueError(f"A row must hold {len(cells)} numbers, got {len(value)}.")
                 for i, number in enumerate(value):
                     cells[i] = number
+            elif type(value) is Unstacked and self._write_bytes(value):
+                pass
             elif type(views) is np.ndarray:
                 _copy(views, value)
             else:
                 nest.map_many2(_copy, views, value)
+
+    def _write_bytes(self, frames: Unstacked) -> bool:
+        """Copy frames byte by byte, without NumPy; False if they are not laid out as ours are."""
+        view = self.rows["frame"]
+        if frames.dtype is not view.dtype or frames.shape != view.shape:
+            return False
+        for cells, array in zip(self._frame_bytes, frames.arrays, strict=True):
+            if array.dtype is not view.dtype or not array.data.c_contiguous:
+                return False
+            cells[:] = array.data.cast("B")
+        return True
 
     def read_actions(self, as_list: bool) -> Any:
         """A copy of the actions; a list if each is one integer, and who steps knows of lists."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from libtorchbeast import _C
-from libtorchbeast.rows import Spec
+from libtorchbeast.rows import Spec, Unstacked
 from libtorchbeast.shared_lanes import (
     AGENT,
     ALIGNMENT,
@@ -268,3 +268,26 @@ def test_many_lanes_may_have_many_descriptors():
     wanted, soft, hard, hard_before = (int(word) for word in run.stdout.split())
     assert soft >= wanted
     assert hard == hard_before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "bool", "int64"])
+def test_frames_left_apart_are_written_as_they_are(dtype):
+    """Also those that lie otherwise in memory, or have another dtype that fits."""
+    lane = Lane.create(Spec(ArraySpec(dtype, (2, 3))), K)
+    frames = [np.arange(6).reshape(2, 3).astype(dtype) + np.array(i, dtype) for i in range(K)]
+    others = [frames[0], np.asfortranarray(frames[1]), frames[2].astype(">i8").astype(dtype)]
+    for arrays in (frames, others):
+        lane.rows["frame"][:] = 0
+        lane.write({**a_row(), "frame": Unstacked(arrays)})
+        np.testing.assert_array_equal(lane.rows["frame"], np.stack(frames))
+
+
+def test_frames_left_apart_of_another_shape_or_dtype_are_refused():
+    lane = Lane.create(FLAT, 2)
+    good, rows = np.zeros(2, np.float32), {k: v[:2] for k, v in a_row().items()}
+    with pytest.raises(ValueError, match="A row must hold"):
+        lane.write({**rows, "frame": Unstacked([np.zeros(3, np.float32)] * 2)})
+    with pytest.raises(TypeError, match="A row must hold float32, got complex64"):
+        lane.write({**rows, "frame": Unstacked([good.astype(np.complex64)] * 2)})
+    lane.write({**rows, "frame": Unstacked([good, np.array([1, 2])])})
+    assert lane.rows["frame"].tolist() == [[0, 0], [1, 2]]
