@@ -1,5 +1,7 @@
 """Pixels at a running mean of 0 and deviation of 1: against a slow formula, and what it is for."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torchbeast.models import agent as agents
 from torchbeast.models import make_model
 from torchbeast.models.frames import MAX_PIXEL, MIN_PIXEL_DEVIATION, Images
 from torchbeast.run.flags import TrainingFlags
+from torchbeast.runtime.actor_model import ActorModel, tensors_of
 
 GREY = ArraySpec("uint8", (4, 84, 84), 0, 255)
 EVERYWHERE = torch.ones(1, 64, dtype=torch.bool)
@@ -142,3 +145,46 @@ def test_models_of_ones_own_scale_their_frames_themselves():
     flags = TrainingFlags(env="Mock", model="package.module:Class", normalize_images=True)
     with pytest.raises(UsageError, match="--normalize_images is for the built-in nets"):
         flags.validate()
+
+
+@pytest.mark.parametrize("change", ["observe", "copy", "load", "deepcopy", "publish"])
+def test_what_is_kept_of_the_statistics_follows_them(change):
+    """The agent uses them in many passes, and makes of them what it needs only once."""
+    images, other = Images(GREY, normalize=True), Images(GREY, normalize=True)
+    images.observe(games(20))
+    other.observe(games(21, seed=7).flip(2))
+    frame, kept = games(3, seed=1), images
+    with torch.inference_mode():
+        before = kept(frame)
+    if change == "observe":
+        kept.observe(games(20, seed=7).flip(2))
+    elif change == "copy":
+        for ours, theirs in zip(tensors_of(kept), tensors_of(other), strict=True):
+            ours.data.copy_(theirs)
+    elif change == "load":
+        kept.load_state_dict(other.state_dict())
+    elif change == "deepcopy":
+        kept = copy.deepcopy(images)
+        assert kept._last_normal is None  # or its tensors could have been changed as often
+        kept.load_state_dict(other.state_dict())
+    else:
+        actors = ActorModel(images, torch.device("cpu"))
+        with actors.newest() as (model, _), torch.inference_mode():
+            assert torch.equal(model(frame), before)
+        actors.publish(other, 1)
+        with actors.newest() as (model, _):
+            kept = model
+    fresh = Images(GREY, normalize=True)
+    fresh.load_state_dict(kept.state_dict())
+    assert not torch.equal(kept(frame), before)
+    assert torch.equal(kept(frame), fresh(frame))
+
+
+def test_what_was_kept_while_acting_is_of_use_for_learning():
+    model = make_model("shallow", spec_for((4, 84, 84), 6), False, normalize_images=True)
+    batch = {"frame": games(2).unsqueeze(0), "reward": torch.zeros(1, 2)}
+    batch |= {"done": torch.zeros(1, 2).bool(), "last_action": torch.zeros(1, 2).long()}
+    with torch.inference_mode():
+        model(batch, ())
+    model(batch, ())[0]["baseline"].sum().backward()
+    assert all(p.grad is not None for p in model.encoder.parameters())

@@ -197,6 +197,20 @@ def _plain_layout(shape: tuple[int, ...]) -> Layout | None:
     return Layout((0, 1, 2), (first, second, third))
 
 
+class _State(NamedTuple):
+    """Which moments were in use: the agent uses the same ones in many passes."""
+
+    mean: Tensor
+    variance: Tensor
+    changes: int
+    num_frames: float  # what is written to `.data` counts as no change
+    dtype: torch.dtype
+
+    def is_same(self, other: "_State") -> bool:
+        same = self.mean is other.mean and self.variance is other.variance
+        return same and self[2:] == other[2:]
+
+
 class Images(nn.Module):
     """Frames as the convolutions want them: channels first in shape, last in memory, centred.
 
@@ -222,6 +236,10 @@ class Images(nn.Module):
         is_bounded = max(-low, high) <= MAX_BOUND
         self._scale = scale_of(ArraySpec(spec.dtype, (), low, high)) if is_bounded else None
         self._moments = RunningMoments(self._shape) if normalize else None
+        self._last_normal: tuple[_State, tuple[Tensor, Tensor]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last_normal": None}  # a copy's tensors count their own changes
 
     def forward(self, frame: Tensor) -> Tensor:
         frame = self._arrange(frame)
@@ -265,6 +283,18 @@ class Images(nn.Module):
         """What each pixel is multiplied by, and what is added then, [1, channels, H, W]."""
         if self._moments is None:
             return None
+        mean, variance = self._moments.mean, self._moments.variance
+        is_on_cpu = mean.device.type == "cpu"  # elsewhere it takes no time, and `count` would
+        if not is_on_cpu or torch.compiler.is_compiling() or mean.is_inference():
+            return self._make_normal(dtype)
+        state = _State(mean, variance, mean._version, float(self._moments.count), dtype)
+        if self._last_normal is None or not state.is_same(self._last_normal[0]):
+            with torch.inference_mode(False), torch.no_grad():  # the learner may be next to use it
+                self._last_normal = state, self._make_normal(dtype)
+        return self._last_normal[1]
+
+    def _make_normal(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        assert self._moments is not None
         scale = self._scale_for(dtype)
         factor = (self._moments.variance + MIN_PIXEL_DEVIATION**2).rsqrt()
         shift = -self._moments.mean * factor
