@@ -470,6 +470,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         flags.compile,
         num_users=flags.num_inference_threads,
         on_publish=offers.publish,
+        autocast=flags.autocast,
     )
     synchronize(learner.device, actor_device)
     finished = learner.finished

@@ -1,4 +1,4 @@
-"""In which precision the learner's forward and backward passes run."""
+"""In which precision nets run: the learner's, and PolyBeast's agent."""
 
 import functools
 
@@ -7,8 +7,12 @@ import torch
 
 def autocast(device: torch.device, dtype: str) -> torch.autocast:
     """Mixed precision for a forward pass: with `dtype` bf16, or with auto if that is faster."""
-    enabled = dtype == "bf16" or (dtype == "auto" and computes_bf16(device.type))
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+    return torch.autocast(device.type, torch.bfloat16, enabled=wants_bf16(device, dtype))
+
+
+def wants_bf16(device: torch.device, dtype: str) -> bool:
+    """Whether `dtype`, one of the flag's values, stands for bfloat16 on this device."""
+    return dtype == "bf16" or (dtype == "auto" and computes_bf16(device.type))
 
 
 @functools.cache

@@ -18,8 +18,8 @@ class Settings:
     max_policy_lag: int | None = 1000
     """Learn nothing from rollouts whose oldest step is more updates behind; they are counted."""
     autocast: Literal["none", "bf16", "auto"] = "none"
-    """Let the learner's forward and backward pass run in bfloat16 where that is safe; auto: if the
-    device has instructions for it."""
+    """Let the learner's forward and backward pass, and the image nets of PolyBeast's agent, run in
+    bfloat16 where that is safe; auto: if the device has instructions for it."""
     compile: bool = False
     """Compile the model with torch.compile: slow to start, for GPUs and long runs."""
 

@@ -30,9 +30,14 @@ class ShallowConv(nn.Module):
         self.apply(keep_scale)
 
     def forward(self, frame: Tensor) -> Tensor:
-        x = self.convs(self.images(frame))
+        x = self.convs(self.images(frame, self.output.weight.dtype))
         x = x.permute(0, 2, 3, 1).flatten(1)  # in the order of memory: nothing is copied
         return torch.relu_(self.output(x))
+
+    def act_in(self, dtype: torch.dtype) -> None:
+        """Keep these weights in `dtype`; pixels are normalised in float32 before."""
+        self.convs.to(dtype)
+        self.output.to(dtype)
 
     def observe(self, frame: Tensor | None, ranks: Ranks) -> None:
         """Take frames [N, ...] into the running statistics of pixels."""
@@ -64,8 +69,13 @@ class DeepConv(nn.Module):
         self.apply(keep_scale)
 
     def forward(self, frame: Tensor) -> Tensor:
-        x = self.convs(self.images(frame))
+        x = self.convs(self.images(frame, self.linear.weight.dtype))
         return torch.relu_(self.linear(x.flatten(1)))
+
+    def act_in(self, dtype: torch.dtype) -> None:
+        """Keep these weights in `dtype`; pixels are normalised in float32 before."""
+        self.convs.to(dtype)
+        self.linear.to(dtype)
 
     def observe(self, frame: Tensor | None, ranks: Ranks) -> None:
         """Take frames [N, ...] into the running statistics of pixels."""
@@ -130,7 +140,8 @@ class TreeEncoder(nn.Module):
 
     def forward(self, frame: Any) -> Tensor:
         leaves = dict(leaves_of(frame))
-        seen = [net(leaves[k]) for net, k in zip(self.images, self._images, strict=True)]
+        nets = zip(self.images, self._images, strict=True)
+        seen = [net(leaves[k]).float() for net, k in nets]  # some of them may be in bfloat16
         if self._others:
             seen.append(self.mlp(self.numbers([leaves[k] for k in self._others])))
         features = torch.cat(seen, dim=1)

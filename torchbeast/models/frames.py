@@ -241,18 +241,21 @@ class Images(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last_normal": None}  # a copy's tensors count their own changes
 
-    def forward(self, frame: Tensor) -> Tensor:
+    def forward(self, frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Frames [N, ...] for convolutions in this `dtype`, or in autocast's if that is on."""
         frame = self._arrange(frame)
         x = torch.empty_like(frame, dtype=torch.float32, memory_format=torch.channels_last)
         normal = self._find_normal(frame.dtype)
         if frame.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._center(frame, x, normal)
+            return self._center(frame, x, normal).to(dtype)
         # In pieces that stay in the cache until they have the dtype of the convolutions.
-        if not torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+        if dtype == torch.float32:
             for some, source in zip(x.split(CHUNK), frame.split(CHUNK), strict=True):
                 self._center(source, some, normal)
             return x
-        images = torch.empty_like(x, dtype=torch.get_autocast_dtype("cpu"))
+        images = torch.empty_like(x, dtype=dtype)
         for some, source in zip(images.split(CHUNK), frame.split(CHUNK), strict=True):
             some.copy_(self._center(source, x[: len(source)], normal))
         return images

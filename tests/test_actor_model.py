@@ -1,0 +1,54 @@
+"""The agent's copies of the model: what they say, next to what the learner computes."""
+
+import pytest
+import torch
+
+from tests.helpers.specs import spec_for
+from torchbeast.core.precision import autocast
+from torchbeast.models import make_model
+from torchbeast.runtime.actor_model import ActorModel
+
+CPU = torch.device("cpu")
+N = 5
+
+
+def a_row(frames):
+    zeros = torch.zeros(1, N)
+    return {"frame": frames, "reward": zeros, "done": zeros.bool(), "last_action": zeros.long()}
+
+
+@pytest.mark.parametrize("encoder", ["shallow", "deep"])
+def test_image_nets_act_in_bfloat16_if_the_learner_computes_in_it(encoder):
+    model = make_model(encoder, spec_for((4, 84, 84), 6), False, normalize_images=True)
+    generator = torch.Generator().manual_seed(1)
+    frames = torch.randint(256, (1, N, 4, 84, 84), dtype=torch.uint8, generator=generator)
+    actors = {kind: ActorModel(model, CPU, autocast=kind) for kind in ("none", "bf16")}
+    model.observe_frames(frames, torch.ones(1, N, dtype=torch.bool))
+    said, versions = {}, set()
+    for kind, actor_model in actors.items():
+        actor_model.publish(model, 7)
+        with actor_model.newest() as (net, version), torch.inference_mode():
+            said[kind] = net(a_row(frames), ())[0]
+            versions.add(version)
+    with torch.no_grad():
+        exact = model(a_row(frames), ())[0]["baseline"]
+        with autocast(CPU, "bf16"):
+            learners = model(a_row(frames), ())[0]["baseline"]
+    size = exact.abs().max()
+    assert versions == {7}
+    torch.testing.assert_close(said["none"]["baseline"], exact)
+    assert (said["bf16"]["baseline"] - learners).abs().max() < 0.02 * size
+    assert 0 < (said["bf16"]["baseline"] - exact).abs().max() < 0.05 * size
+    assert all(said["bf16"][name].dtype == torch.float32 for name in ("policy_logits", "baseline"))
+
+
+def test_the_learners_own_weights_stay_in_float32():
+    model = make_model("shallow", spec_for((4, 84, 84), 6), False, normalize_images=True)
+    ActorModel(model, CPU, autocast="bf16").publish(model, 1)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_model_that_offers_no_other_precision_keeps_its_own():
+    model = torch.nn.Linear(2, 1)
+    with ActorModel(model, CPU, autocast="bf16").newest() as (net, _):
+        assert net.weight.dtype == torch.float32
