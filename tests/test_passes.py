@@ -7,10 +7,14 @@ import math
 import pytest
 import torch
 
-from tests.test_learner import FLAGS, B, T, make_learner, random_batch
+from libtorchbeast.specs import ArraySpec
+from tests.helpers.specs import spec_for
+from tests.test_learner import FLAGS, A, B, T, make_learner, random_batch
 from torchbeast.core import losses, vtrace
 from torchbeast.core.learner import Learner
 from torchbeast.core.losses import compute_loss
+from torchbeast.models import agent as agents
+from torchbeast.models import make_model
 
 ONE_EACH = dataclasses.replace(FLAGS, num_minibatches=B)
 
@@ -294,3 +298,40 @@ def test_more_parts_than_rollouts_are_as_many_as_rollouts():
     learner.optimizer.register_step_post_hook(lambda *_: steps.append(1))
     learner.step(random_batch(), ())
     assert len(steps) == B
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize("encoder", ["shallow", "deep"])
+def test_frames_that_are_prepared_once_are_those_of_each_pass(encoder, use_lstm, monkeypatch):
+    flags = dataclasses.replace(
+        FLAGS, autocast="bf16", clip_ratio=0.2, num_passes=2, num_minibatches=B, optimizer="adam"
+    )
+    seen, weights = [], []
+    for most in (agents.MAX_PREPARED_BYTES, 0):
+        monkeypatch.setattr(agents, "MAX_PREPARED_BYTES", most)
+        torch.manual_seed(5)
+        spec = spec_for((4, 40, 36), A)
+        model = make_model(encoder, spec, use_lstm=use_lstm, normalize_images=True)
+        learner = make_learner(flags, model)
+        images = model.encoder.images
+        images.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+        batch = random_batch()
+        generator = torch.Generator().manual_seed(6)
+        size = (T + 1, B, 4, 40, 36)
+        batch["frame"] = torch.randint(256, size, dtype=torch.uint8, generator=generator)
+        learner.step(batch, model.initial_state(B))
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert {torch.bfloat16, torch.uint8} == set(seen)
+    for prepared, each in zip(*weights, strict=True):
+        torch.testing.assert_close(prepared, each, rtol=0, atol=0)
+
+
+def test_frames_are_prepared_for_no_model_that_may_look_at_them():
+    class Own(agents.Agent):
+        pass
+
+    frame = torch.zeros(2, 3, 4, 40, 36, dtype=torch.uint8)
+    assert Own((4, 40, 36), A).prepare_frames(frame) is frame
+    tree = {"a": frame, "b": torch.zeros(2, 3, 5)}
+    spec = {"a": ArraySpec("uint8", (4, 40, 36)), "b": ArraySpec("float32", (5,))}
+    assert agents.Agent(spec, A).prepare_frames(tree) is tree

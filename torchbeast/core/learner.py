@@ -28,6 +28,7 @@ from torchbeast.core.losses import (
 from torchbeast.core.minibatches import deal_out
 from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
 from torchbeast.core.optimizers import load_optimizer, make_optimizer
+from torchbeast.core.precision import wants_bf16
 from torchbeast.core.rank_rounds import Decision, Rounds
 from torchbeast.core.rank_stats import mean_figures, merge_figures
 from torchbeast.core.ranks import ALONE, Ranks
@@ -212,12 +213,20 @@ class Learner:
         if not finds_targets:
             return batch, initial_state, rewards
         with torch.no_grad():
+            batch = self._prepare_frames(batch)
             output, _ = run_model(self.model, batch, initial_state, self.flags)
             goals = find_targets(output, batch, self.flags, rewards, self.distribution, self.ranks)
         can_mix_steps = self._sees_single_rows and not initial_state
         if can_mix_steps and self.flags.num_minibatches > 1:
             batch, goals = flatten_steps(batch, goals)
         return batch, initial_state, goals
+
+    def _prepare_frames(self, batch: Batch) -> Batch:
+        """With frames as the nets take them, if the model can make that once for all passes."""
+        prepare: Any = getattr(self.model, "prepare_frames", None)
+        if prepare is None or not wants_bf16(self.device, self.flags.autocast):
+            return batch
+        return {**batch, "frame": prepare(batch["frame"])}
 
     def _observe(self, mine: Rollouts | None) -> int:
         """Take a batch into the running statistics; returns how many numbers were out of reach."""

@@ -15,9 +15,10 @@ from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.agent_output import AgentOutput, AgentState
 from torchbeast.core.distributions import make_distribution
 from torchbeast.core.ranks import ALONE, Ranks
-from torchbeast.models.encoders import MLP, keep_scale, make_encoder
+from torchbeast.models.encoders import MLP, DeepConv, ShallowConv, keep_scale, make_encoder
 from torchbeast.models.frames import JoinedNumbers, as_spec
 
+MAX_PREPARED_BYTES = 1 << 29  # of a batch; the default one for Atari has 117 MB
 MAX_OBSERVED = 64  # frames of a batch that the running statistics of pixels are made from
 
 
@@ -107,6 +108,19 @@ class Agent(nn.Module):
             some = map_tree(lambda x: x[rows[chosen], columns[chosen]], frame)
         self.encoder.observe(some, ranks)
         return 0.0
+
+    def prepare_frames(self, frame: Any) -> Any:
+        """Frames [T, B, ...] as image nets take them in bfloat16, for several passes over a batch.
+
+        Others are returned as they are, as are those of a class derived from this one, which may
+        look at them itself.
+        """
+        encoder = self.encoder
+        if type(self) is not Agent or not isinstance(encoder, (ShallowConv, DeepConv)):
+            return frame
+        if self._has_mask or 2 * frame.numel() > MAX_PREPARED_BYTES:
+            return frame
+        return encoder.images.prepare(frame.flatten(0, 1)).unflatten(0, frame.shape[:2])
 
     def forward(
         self, inputs: dict[str, Any], core_state: AgentState = ()

@@ -242,7 +242,12 @@ class Images(nn.Module):
         return {**self.__dict__, "_last_normal": None}  # a copy's tensors count their own changes
 
     def forward(self, frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Frames [N, ...] for convolutions in this `dtype`, or in autocast's if that is on."""
+        """Frames [N, ...] for convolutions in this `dtype`, or in autocast's if that is on.
+
+        Those in bfloat16, which no environment gives, come from `prepare`.
+        """
+        if frame.dtype == torch.bfloat16:
+            return frame.permute(0, 3, 1, 2)
         frame = self._arrange(frame)
         x = torch.empty_like(frame, dtype=torch.float32, memory_format=torch.channels_last)
         normal = self._find_normal(frame.dtype)
@@ -259,6 +264,11 @@ class Images(nn.Module):
         for some, source in zip(images.split(CHUNK), frame.split(CHUNK), strict=True):
             some.copy_(self._center(source, x[: len(source)], normal))
         return images
+
+    def prepare(self, frame: Tensor) -> Tensor:
+        """What `forward` makes of frames [N, ...] in bfloat16, as [N, H, W, channels]: for who shows
+        them more than once with the same statistics."""
+        return self.forward(frame, torch.bfloat16).permute(0, 2, 3, 1).contiguous()
 
     @torch.no_grad()
     def observe(self, frame: Tensor | None, ranks: Ranks = ALONE) -> None:
