@@ -16,7 +16,7 @@ from torchbeast.core import losses, precision, vtrace
 from torchbeast.core.learner import Learner, finished_episodes
 from torchbeast.core.losses import compute_loss
 from torchbeast.core.nonfinite import pick_columns
-from torchbeast.core.optimizers import without_compiler
+from torchbeast.core.optimizers import load_optimizer, make_optimizer, without_compiler
 from torchbeast.core.precision import autocast
 from torchbeast.core.ranks import OneRank
 from torchbeast.models import make_model, unroll_lstm
@@ -327,6 +327,29 @@ def test_every_optimizer_goes_on_after_a_resume_as_if_there_had_been_none(name):
         assert not torch.equal(ours, first)
     eps = learner.optimizer.param_groups[0].get("eps")
     assert eps == {"rmsprop": 0.01, "adam": 0.1, "adamw": 0.1, "sgd": None}[name]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_fast_kind_of_an_optimizer_steps_as_the_plain_one(name):
+    """Also after a resume from a checkpoint that the plain one has written."""
+    flags = dataclasses.replace(FLAGS, optimizer=name, momentum=0.5)
+    model = make_model("mlp", spec_for((7,), A), use_lstm=False)
+    fast, other = make_optimizer(model, flags), copy.deepcopy(model)
+    plain = make_optimizer(other, flags)
+    for group in plain.param_groups:
+        group.update(foreach=False, fused=None)
+    for step in range(4):
+        if step == 2:
+            load_optimizer(fast, copy.deepcopy(plain.state_dict()), flags, flags.learning_rate)
+            assert fast.param_groups[0]["fused" if name != "rmsprop" else "foreach"] is True
+        torch.manual_seed(step)
+        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            ours.grad = torch.randn_like(ours)
+            theirs.grad = ours.grad.clone()
+        fast.step()
+        plain.step()
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_another_optimizer_after_a_resume_begins_anew_and_says_so(caplog):

@@ -19,12 +19,18 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
         "sgd": torch.optim.SGD,
     }
     options = {"lr": settings.learning_rate, **options_of(settings)}
-    # On CPU, too: two thirds of the time.
+    parameters = list(model.parameters())
     kind: Any = without_compiler(kinds[settings.optimizer])
-    optimizer: torch.optim.Optimizer = kind(model.parameters(), foreach=True, **options)
+    optimizer: torch.optim.Optimizer = kind(parameters, **options, **_fastest(kind, parameters))
     if isinstance(optimizer, torch.optim.RMSprop):
         start_gently(optimizer)
     return optimizer
+
+
+def _fastest(kind: type[torch.optim.Optimizer], parameters: list[nn.Parameter]) -> dict[str, bool]:
+    """On CPU, too: `foreach` takes two thirds of a plain loop's time, `fused` a third of that."""
+    has_fused = kind.__name__ != "RMSprop" and all(p.is_floating_point() for p in parameters)
+    return {"foreach": not has_fused} | ({"fused": True} if has_fused else {})
 
 
 @functools.cache
@@ -59,7 +65,9 @@ def load_optimizer(
     optimizer: torch.optim.Optimizer, state: dict[str, Any], settings: Settings, lr: float
 ) -> None:
     """Go on from `state`, with what the settings say now and not when it was written."""
-    optimizer.load_state_dict(state)
+    how = {k: optimizer.defaults[k] for k in ("foreach", "fused") if k in optimizer.defaults}
+    groups = [{**group, **how} for group in state["param_groups"]]
+    optimizer.load_state_dict({**state, "param_groups": groups})
     for group in optimizer.param_groups:
         group.update(**options_of(settings), lr=lr, initial_lr=settings.learning_rate)
         if settings.optimizer == "rmsprop" and settings.momentum > 0:
