@@ -266,8 +266,10 @@ class Images(nn.Module):
         return images
 
     def prepare(self, frame: Tensor) -> Tensor:
-        """What `forward` makes of frames [N, ...] in bfloat16, as [N, H, W, channels]: for who shows
-        them more than once with the same statistics."""
+        """What `forward` makes of frames [N, ...] in bfloat16, as [N, H, W, channels].
+
+        For who shows them more than once with the same statistics.
+        """
         return self.forward(frame, torch.bfloat16).permute(0, 2, 3, 1).contiguous()
 
     @torch.no_grad()
