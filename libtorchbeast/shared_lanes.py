@@ -26,7 +26,7 @@ from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rollouts import RolloutSpec
 from libtorchbeast.rows import NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.shared_memory import anonymous_memory, can_shrink
-from libtorchbeast.specs import ArraySpec
+from libtorchbeast.specs import ArraySpec, count_actions
 from libtorchbeast.text import printable
 
 ALIGNMENT = 64
@@ -83,14 +83,14 @@ class Lane:
         # Numbers may be written and read one by one: a few are, sooner than NumPy has started.
         numbers = {k: memoryview(v) for k, v in self.rows.items() if k in NUMBERS}
         self._action_cells: memoryview | None = None
-        action = spec.action
-        if isinstance(action, ArraySpec) and (action.dtype, action.shape) == ("int64", ()):
+        if count_actions(spec.action) > 0 and spec.action.dtype == "int64":
             self._action_cells = memoryview(self.actions)
             numbers["last_action"] = memoryview(self.rows["last_action"])
         self._fields = [(k, v, numbers.get(k)) for k, v in self.rows.items()]
         self._frame_bytes: list[memoryview] = []  # of each environment, if a frame is one array
-        if type(frame := self.rows.get("frame")) is np.ndarray and frame[0].nbytes > 0:
-            self._frame_bytes = [memoryview(x.reshape(-1)).cast("B") for x in frame]
+        if type(frame := self.rows.get("frame")) is np.ndarray and frame.nbytes > 0:
+            flat = frame.reshape(num_envs, -1).view(np.uint8)
+            self._frame_bytes = [memoryview(x) for x in flat]
 
     @classmethod
     def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":
@@ -183,7 +183,7 @@ class Lane:
     def _write_bytes(self, frames: Unstacked) -> bool:
         """Copy frames byte by byte, without NumPy; False if they are not laid out as ours are."""
         view = self.rows["frame"]
-        if frames.dtype is not view.dtype or frames.shape != view.shape:
+        if not self._frame_bytes or frames.dtype is not view.dtype or frames.shape != view.shape:
             return False
         for cells, array in zip(self._frame_bytes, frames.arrays, strict=True):
             if array.dtype is not view.dtype or not array.data.c_contiguous:

@@ -1,6 +1,7 @@
 """Lanes: the memory that environments and actor share."""
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from libtorchbeast.shared_lanes import (
     map_lane,
 )
 from libtorchbeast.shared_memory import anonymous_memory
-from libtorchbeast.specs import ArraySpec
+from libtorchbeast.specs import ArraySpec, discrete
 
 SPEC = Spec(
     {"image": ArraySpec("uint8", (3, 5)), "parts": (ArraySpec("float64"), ArraySpec("bool", (7,)))},
@@ -71,7 +72,7 @@ def flat_rows(lane):
     return {name: view.copy() for name, view in lane.rows.items()}
 
 
-FLAT = Spec(ArraySpec("float32", (2,)))
+FLAT = Spec(ArraySpec("float32", (2,)), discrete(2**41))
 
 
 def test_numbers_are_written_from_lists_as_from_arrays():
@@ -98,6 +99,8 @@ def test_actions_are_copies_and_lists_only_where_each_is_one_integer(lane):
     flat.actions[:] = 0
     assert lists == arrays.tolist() == [1, 2, 3]
     assert isinstance(lane.read_actions(as_list=True)["move"], np.ndarray)
+    unknown = Lane.create(Spec(ArraySpec("float32", (2,))), K)  # nobody said how many there are
+    assert isinstance(unknown.read_actions(as_list=True), np.ndarray)
 
 
 @pytest.mark.parametrize("numbers", [[1.0], [1.0] * (K + 1), np.ones(1), np.ones((K, 1))])
@@ -271,10 +274,12 @@ def test_many_lanes_may_have_many_descriptors():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "bool", "int64"])
-def test_frames_left_apart_are_written_as_they_are(dtype):
+@pytest.mark.parametrize("shape", [(2, 3), (1,), (), (0,)])
+def test_frames_left_apart_are_written_as_they_are(shape, dtype):
     """Also those that lie otherwise in memory, or have another dtype that fits."""
-    lane = Lane.create(Spec(ArraySpec(dtype, (2, 3))), K)
-    frames = [np.arange(6).reshape(2, 3).astype(dtype) + np.array(i, dtype) for i in range(K)]
+    lane = Lane.create(Spec(ArraySpec(dtype, shape)), K)
+    numbers = np.arange(math.prod(shape)).reshape(shape) + 1
+    frames = [np.asarray(numbers.astype(dtype) + np.array(i, dtype)) for i in range(K)]
     others = [frames[0], np.asfortranarray(frames[1]), frames[2].astype(">i8").astype(dtype)]
     for arrays in (frames, others):
         lane.rows["frame"][:] = 0
