@@ -21,15 +21,23 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     options = {"lr": settings.learning_rate, **options_of(settings)}
     parameters = list(model.parameters())
     kind: Any = without_compiler(kinds[settings.optimizer])
-    optimizer: torch.optim.Optimizer = kind(parameters, **options, **_fastest(kind, parameters))
+    fastest = _fastest(settings, parameters)
+    optimizer: torch.optim.Optimizer = kind(parameters, **options, **fastest)
     if isinstance(optimizer, torch.optim.RMSprop):
         start_gently(optimizer)
     return optimizer
 
 
-def _fastest(kind: type[torch.optim.Optimizer], parameters: list[nn.Parameter]) -> dict[str, bool]:
-    """On CPU, too: `foreach` takes two thirds of a plain loop's time, `fused` a third of that."""
-    has_fused = kind.__name__ != "RMSprop" and all(
+def _fastest(settings: Settings, parameters: list[nn.Parameter]) -> dict[str, bool]:
+    """On CPU, too: `foreach` takes two thirds of a plain loop's time, `fused` a third of that.
+
+    Not for SGD with momentum, where PyTorch's fused step wants all weights to get their first
+    gradients at once; a part of a model may be used later than the rest.
+    """
+    is_fusible = settings.optimizer in ("adam", "adamw") or (
+        settings.optimizer == "sgd" and settings.momentum == 0
+    )
+    has_fused = is_fusible and all(
         p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters
     )
     return {"foreach": not has_fused} | ({"fused": True} if has_fused else {})
@@ -70,6 +78,11 @@ def load_optimizer(
     how = {k: optimizer.defaults[k] for k in ("foreach", "fused") if k in optimizer.defaults}
     groups = [{**group, **how} for group in state["param_groups"]]
     optimizer.load_state_dict({**state, "param_groups": groups})
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if torch.is_tensor(value) and value.shape == parameter.shape:
+                # In the weight's own order of memory, which is all that a fused step looks at.
+                values[name] = torch.empty_like(parameter).copy_(value)
     for group in optimizer.param_groups:
         group.update(**options_of(settings), lr=lr, initial_lr=settings.learning_rate)
         if settings.optimizer == "rmsprop" and settings.momentum > 0:
