@@ -122,6 +122,15 @@ class Agent(nn.Module):
             return frame
         return encoder.images.prepare(frame.flatten(0, 1)).unflatten(0, frame.shape[:2])
 
+    def keep_images_in(self, dtype: torch.dtype) -> None:
+        """Keep the weights of image nets in `dtype`; memory and heads stay in float32.
+
+        Not those of a class derived from this one, which may look at features itself.
+        """
+        for module in self.encoder.modules() if type(self) is Agent else ():
+            if isinstance(module, (ShallowConv, DeepConv)):
+                module.keep_in(dtype)
+
     def forward(
         self, inputs: dict[str, Any], core_state: AgentState = ()
     ) -> tuple[AgentOutput, AgentState]:

@@ -34,8 +34,8 @@ class ShallowConv(nn.Module):
         x = x.permute(0, 2, 3, 1).flatten(1)  # in the order of memory: nothing is copied
         return torch.relu_(self.output(x))
 
-    def act_in(self, dtype: torch.dtype) -> None:
-        """Keep these weights in `dtype`; pixels are normalised in float32 before."""
+    def keep_in(self, dtype: torch.dtype) -> None:
+        """Keep the weights in `dtype`; pixels are normalised in float32 before."""
         self.convs.to(dtype)
         self.output.to(dtype)
 
@@ -72,8 +72,8 @@ class DeepConv(nn.Module):
         x = self.convs(self.images(frame, self.linear.weight.dtype))
         return torch.relu_(self.linear(x.flatten(1)))
 
-    def act_in(self, dtype: torch.dtype) -> None:
-        """Keep these weights in `dtype`; pixels are normalised in float32 before."""
+    def keep_in(self, dtype: torch.dtype) -> None:
+        """Keep the weights in `dtype`; pixels are normalised in float32 before."""
         self.convs.to(dtype)
         self.linear.to(dtype)
 

@@ -239,14 +239,16 @@ class Images(nn.Module):
         self._last_normal: tuple[_State, tuple[Tensor, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last_normal": None}  # a copy's tensors count their own changes
+        # A copy's tensors count their own changes.
+        return {**super().__getstate__(), "_last_normal": None}
 
     def forward(self, frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Frames [N, ...] for convolutions in this `dtype`, or in autocast's if that is on.
+        """Frames [N, ...] for convolutions in this `dtype`; on a CPU in autocast's if that is on.
 
         Those in bfloat16, which no environment gives, come from `prepare`.
         """
-        if frame.dtype == torch.bfloat16:
+        channels, *sides = self._shape
+        if frame.dtype == torch.bfloat16 and [*frame.shape[1:]] == [*sides, channels]:
             return frame.permute(0, 3, 1, 2)
         frame = self._arrange(frame)
         x = torch.empty_like(frame, dtype=torch.float32, memory_format=torch.channels_last)

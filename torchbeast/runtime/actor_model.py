@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from torchbeast.core.precision import wants_bf16
+from torchbeast.core.precision import computes_bf16, wants_bf16
 
 
 class ActorModel:
@@ -29,11 +29,13 @@ class ActorModel:
     ) -> None:
         """For `num_users` threads at a time. `on_publish` gets what is published, too.
 
-        With `autocast` (see `core/precision.py`) the copies of image nets are in bfloat16: to
-        convert weights takes a third of a small batch's time.
+        Where the learner has bfloat16 by `autocast` (see `core/precision.py`), and this device has
+        instructions for it, copies keep the weights of image nets in it: to convert them takes a
+        third of a small batch's time.
         """
         self._device = device
-        self._is_bf16 = wants_bf16(device, autocast)
+        learners = next((tensor.device for tensor in tensors_of(model)), device)
+        self._is_bf16 = wants_bf16(learners, autocast) and computes_bf16(device.type)
         self._on_publish = on_publish
         self._compile = compile
         self._lock = threading.Lock()  # of the following
@@ -77,8 +79,8 @@ class ActorModel:
     def _copy(self, model: nn.Module, version: int) -> "_Copy":
         fresh = prepare_to_act(copy.deepcopy(model)).to(self._device)
         for module in fresh.modules() if self._is_bf16 else ():
-            if callable(act_in := getattr(module, "act_in", None)):
-                act_in(torch.bfloat16)
+            if callable(keep_images_in := getattr(module, "keep_images_in", None)):
+                keep_images_in(torch.bfloat16)
         if self._compile:
             fresh.compile(dynamic=True)  # batches of all sizes
         return _Copy(fresh, version)
