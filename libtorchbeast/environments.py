@@ -335,6 +335,7 @@ class SyncEnvs:
             except Exception:
                 if not tries_left:
                     raise
+                self._make_again(0)
                 self._reset(0)
         if not isinstance(result, tuple) or len(result) != 5:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
@@ -419,11 +420,14 @@ class SyncEnvs:
         self._hit_time_limit[i] = False
 
         def attempt() -> Any:
-            close_failed(self.envs[i])
-            self.envs[i] = as_gymnasium(self._make_env())
+            self._make_again(i)
             return self._reset(i, self._seed_of(i, rebuilds.num_rebuilds))
 
         return rebuilds.retry(error, self._num_steps, attempt)
+
+    def _make_again(self, i: int) -> None:
+        close_failed(self.envs[i])
+        self.envs[i] = as_gymnasium(self._make_env())
 
     def _seed_of(self, *path: int) -> int | None:
         return None if self._seed is None else derive_seed(self._seed, *path)
@@ -491,7 +495,7 @@ class _OldGym:
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._takes_seed = _takes_seed(env.reset)
+        self._takes_seed = takes_keyword(env.reset, "seed")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
@@ -539,12 +543,13 @@ def _takes(function: Any, argument: Any) -> bool:
     return True
 
 
-def _takes_seed(reset: Callable[..., Any]) -> bool:
+def takes_keyword(function: Any, name: str) -> bool:
+    """Whether it can be called with `name=...`, as far as its signature says."""
     try:
-        parameters = inspect.signature(reset).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # compiled code may have no signature
         return False
-    return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def as_gymnasium(env: Any) -> Any:

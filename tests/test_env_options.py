@@ -320,8 +320,14 @@ class OldGymWithoutPictures(OldGym):
     picture = None
 
 
-def test_old_environments_are_filmed(tmp_path):
-    assert film(f"{__name__}:OldGym", tmp_path / "old.mp4") == 11
+class OldGymInAWrapper(OldGym):
+    def render(self, *args, **kwargs):
+        return super().render(*args, **kwargs)
+
+
+@pytest.mark.parametrize("env", ["OldGym", "OldGymInAWrapper"])
+def test_old_environments_are_filmed(env, tmp_path):
+    assert film(f"{__name__}:{env}", tmp_path / "old.mp4") == 11
 
 
 @pytest.mark.parametrize("env", [f"{TASKS}:corridor", f"{__name__}:OldGymWithoutPictures"])

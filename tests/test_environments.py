@@ -275,7 +275,7 @@ def test_one_a_process_is_said_with_the_flags_for_it():
 
 
 class FirstStepsFail(OldStyleWithSpaces):
-    num_failures = 3
+    num_failures = 1
 
     def step(self, action):
         self.num_failures -= 1
@@ -288,7 +288,26 @@ def test_a_first_step_that_never_works_is_an_error_and_one_that_does_is_not():
     class NoStepWorks(FirstStepsFail):
         num_failures = 100
 
-    envs = SyncEnvs(FirstStepsFail, num_envs=1)
+    class FirstThreeFail(FirstStepsFail):
+        num_made = 0
+
+        def __init__(self):
+            super().__init__()
+            FirstThreeFail.num_made += 1
+            self.num_failures = FirstThreeFail.num_made <= 3
+            self.is_broken = False
+
+        def reset(self):
+            assert not self.is_broken
+            return super().reset()
+
+        def step(self, action):
+            self.is_broken = True  # unless that works
+            result = super().step(action)
+            self.is_broken = False
+            return result
+
+    envs = SyncEnvs(FirstThreeFail, num_envs=1)
     envs.reset()
     envs.try_step()
     envs = SyncEnvs(NoStepWorks, num_envs=1)

@@ -1,7 +1,7 @@
 """Play episodes with a trained agent: the modes test and test_render of both beasts."""
 
 import dataclasses
-import inspect
+import functools
 import logging
 import time
 from collections import defaultdict
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from libtorchbeast.environments import spec_of_group
+from libtorchbeast.environments import spec_of_group, takes_keyword
 from libtorchbeast.tree import map_tree
 from libtorchbeast.wait_notice import SAY_AGAIN_S, SAY_S
 from torchbeast.envs import REMOTE, make_envs
@@ -181,6 +181,12 @@ class Video:
         given = metadata.get("render_fps") or metadata.get("video.frames_per_second")
         self._frames_per_s = float(given or self.FRAMES_PER_S)
         self._writer: Any = None
+        self._render: Callable[[], Any] = lambda: None  # of environments that make no pictures
+        render: Any = getattr(self._env, "render", None)
+        if getattr(self._env, "render_mode", None) is not None:
+            self._render = render
+        elif takes_keyword(render, "mode"):  # old Gym's
+            self._render = functools.partial(render, mode="rgb_array")
 
     def add(self) -> None:
         import cv2
@@ -203,12 +209,3 @@ class Video:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.release()
-
-    def _render(self) -> Any:
-        """The picture; None of environments that make none."""
-        if getattr(self._env, "render_mode", None) is not None:
-            return self._env.render()
-        render = getattr(self._env, "render", None)
-        if callable(render) and "mode" in inspect.signature(render).parameters:  # old Gym's
-            return render(mode="rgb_array")
-        return None
