@@ -56,8 +56,8 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 # While working: what is not marked as slow; beside it mypy, which may have much to do.
 check: style
-	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not slow" $(ARGS) && \
-		{ wait $$types || { echo "mypy has found errors; see above."; false; }; }
+	@$(BIN)/mypy & types=$$!; $(PYTEST) -m "not slow" $(ARGS); tests=$$?; \
+		wait $$types || { echo "mypy has found errors; see above."; tests=1; }; exit $$tests
 
 test: setup
 	@$(call ctest,build/test)
