@@ -33,9 +33,9 @@ def test_image_nets_act_in_bfloat16_if_the_learner_computes_in_it(encoder):
     actors = {kind: ActorModel(model, CPU, autocast=kind) for kind in ("none", "bf16")}
     model.observe_frames(frames, torch.ones(1, N, dtype=torch.bool))
     said, versions = {}, set()
-    for kind, actor_model in actors.items():
-        actor_model.publish(model, 7)
-        with actor_model.newest() as (net, version), torch.inference_mode():
+    for kind, actor in actors.items():
+        actor.publish(model, 7)
+        with actor.newest() as (net, version), torch.inference_mode():
             said[kind] = net(a_row(frames), ())[0]
             versions.add(version)
     with torch.no_grad():

@@ -146,7 +146,7 @@ def _introduce(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | N
         print(lives)
     if flags.autocast == "auto":
         dtype = "bfloat16" if computes_bf16(learner.device.type) else "float32"
-        print(f"The learner's image nets run in {dtype}, the faster one on its device (--autocast).")
+        print(f"The learner's image nets run in {dtype}, which is faster there (--autocast).")
     if saved is not None:
         for line in saved_run.describe_changes(saved, flags):
             print(line)
