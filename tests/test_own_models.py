@@ -82,6 +82,17 @@ def test_a_model_as_in_torchbeast_gets_shapes():
     assert given == {"shape": {"x": (3,), "y": (4, 84, 84)}, "n": 3, "lstm": True}
 
 
+def test_a_model_may_leave_what_it_does_not_ask_for():
+    assert make(lambda num_actions, use_lstm=False: Asks(n=num_actions, lstm=use_lstm)).given == {
+        "n": 3,
+        "lstm": True,
+    }
+    assert make(lambda num_actions: Asks(n=num_actions)).given == {"n": 3}
+    given = make(lambda shape, n, **more: Asks(n=n, **more)).given
+    assert given == {"n": 3, "use_lstm": True}
+    assert make(lambda size=7: Asks(size=size)).given == {"size": 7}
+
+
 def fails(frame_shape, num_actions, use_lstm):
     return nn.Linear(frame_shape["z"], 1)
 
@@ -89,7 +100,10 @@ def fails(frame_shape, num_actions, use_lstm):
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (lambda: nn.Linear(1, 1), r"takes \(\), and can be called with \(frame_shape, num_actions"),
+        (
+            lambda size, width: nn.Linear(1, 1),
+            r"takes \(size, width\), and can be called with \(frame_shape, num_actions",
+        ),
         (lambda action_space, size: None, r"takes \(action_space, size\).*missing.*'size'"),
         (lambda *shapes: 3, r"must make a torch.nn.Module, got int"),
         (fails, r"cannot be made: KeyError: 'z' \(.*test_own_models.py:\d+: return nn.Linear"),

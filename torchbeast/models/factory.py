@@ -97,8 +97,9 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
     """A model of the user's, called with what its arguments are named after.
 
     Unless one of them is `observation_space`, `action_space` or `distribution`, it is called as in
-    TorchBeast: with the frame's shape (a tree of shapes for a tree), the number of `policy_logits`
-    (for Discrete actions their number) and `use_lstm`.
+    TorchBeast if it takes three arguments, or two and `use_lstm`: with the frame's shape (a tree of
+    shapes for a tree), the number of `policy_logits` (for Discrete actions their number) and
+    `use_lstm`.
     """
     make = own_code.find(name, "--model")
     known = {
@@ -109,17 +110,20 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
         "action_space": space_of_spec(spec.action),
         "distribution": distribution,
     }
-    takes = inspect.signature(make).parameters
-    if takes.keys() & {"observation_space", "action_space", "distribution"}:
-        args: tuple[Any, ...] = ()
-        kwargs = {key: value for key, value in known.items() if key in takes}
-    else:
-        args, kwargs = (known["frame_shape"], known["num_actions"], use_lstm), {}
+    signature = inspect.signature(make)
+    named = {key: value for key, value in known.items() if key in signature.parameters}
+    shape, num_actions = known["frame_shape"], known["num_actions"]
+    as_in_torchbeast = ((shape, num_actions, use_lstm), {})
+    its_other_form = ((shape, num_actions), {"use_lstm": use_lstm})
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), named), its_other_form]
+    if not named.keys() & {"observation_space", "action_space", "distribution"}:
+        calls.insert(0, as_in_torchbeast)
+    args, kwargs = next((call for call in calls if _binds(signature, call)), calls[0])
     try:
-        inspect.signature(make).bind(*args, **kwargs)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
         raise UsageError(
-            f"--model {name} takes {inspect.signature(make)}, and can be called with "
+            f"--model {name} takes {signature}, and can be called with "
             f"(frame_shape, num_actions, use_lstm), or with arguments named as some of "
             f"{', '.join(known)} ({error})."
         ) from error
@@ -132,6 +136,14 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {name} must make a torch.nn.Module, got {type(model).__name__}.")
     return model
+
+
+def _binds(signature: inspect.Signature, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    try:
+        signature.bind(*call[0], **call[1])
+    except TypeError:
+        return False
+    return True
 
 
 def _distribution_of(spec: Spec, squash: bool) -> Distribution:
