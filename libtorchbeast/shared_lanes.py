@@ -90,7 +90,7 @@ class Lane:
         self._frame_bytes: list[memoryview] = []  # of each environment, if a frame is one array
         if type(frame := self.rows.get("frame")) is np.ndarray and frame.nbytes > 0:
             flat = frame.reshape(num_envs, -1).view(np.uint8)
-            self._frame_bytes = [memoryview(x) for x in flat]
+            self._frame_bytes = [x.data for x in flat]
 
     @classmethod
     def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":

@@ -20,6 +20,8 @@ from torchbeast.models.encoders import ENCODERS
 from torchbeast.models.frames import MIN_IMAGE_SIDE, find_layout
 from torchbeast.models.normalization import NormalizedObservations
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, and those by name
+
 
 def build_model(flags: Any, spec: Spec) -> nn.Module:
     """The agent that flags ask for."""
@@ -113,11 +115,9 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
     signature = inspect.signature(make)
     named = {key: value for key, value in known.items() if key in signature.parameters}
     shape, num_actions = known["frame_shape"], known["num_actions"]
-    as_in_torchbeast = ((shape, num_actions, use_lstm), {})
-    its_other_form = ((shape, num_actions), {"use_lstm": use_lstm})
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), named), its_other_form]
+    calls: list[Call] = [((), named), ((shape, num_actions), {"use_lstm": use_lstm})]
     if not named.keys() & {"observation_space", "action_space", "distribution"}:
-        calls.insert(0, as_in_torchbeast)
+        calls.insert(0, ((shape, num_actions, use_lstm), {}))
     args, kwargs = next((call for call in calls if _binds(signature, call)), calls[0])
     try:
         signature.bind(*args, **kwargs)
@@ -138,7 +138,7 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
     return model
 
 
-def _binds(signature: inspect.Signature, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+def _binds(signature: inspect.Signature, call: Call) -> bool:
     try:
         signature.bind(*call[0], **call[1])
     except TypeError:
