@@ -51,10 +51,9 @@ FLOAT_ACTIONS = {
 
 # Pictures, PPO's way, too. Here steps and updates are dear alike, so nobody waits for anybody: one
 # batch is played while another is learnt from (on two cores there are as many environments as
-# places in a batch). Many small parts cost no more than a few large ones. Long rollouts and a large
-# lambda carry rewards back to what they are for, in Pong dozens of steps before. Pixels are
-# normalised, so that a net sees what moves from the first update on; rewards are scaled, as those
-# of vectors are.
+# places in a batch). Many small parts cost no more than a few large ones. Pixels are normalised, so
+# that a net sees what moves from the first update on; its baseline is soon good enough for a small
+# lambda, with which advantages have less noise. Rewards are scaled, as those of vectors are.
 IMAGE = {
     "unroll_length": 64,
     "batch_size": 32,
@@ -62,7 +61,7 @@ IMAGE = {
     "num_minibatches": 16,
     "clip_ratio": 0.15,
     "normalize_advantages": True,
-    "vtrace_lambda": 0.97,
+    "vtrace_lambda": 0.9,
     "clip_rho_threshold": 4.0,
     "clip_pg_rho_threshold": 4.0,
     "clip_c_threshold": 4.0,
