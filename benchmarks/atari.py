@@ -1,7 +1,7 @@
 """PolyBeast and MonoBeast on Pong next to what their parts alone would allow on this machine.
 
 bound = cores / (CPU-seconds of one step in the environment + in inference + in the update), each
-measured alone, between the runs, at the batch sizes in use. Last line: JSON.
+measured alone, between the runs, with the runs' settings and batch sizes. Last line: JSON.
 
     python benchmarks/atari.py [--seconds 40] [--rounds 2]
 """
@@ -28,7 +28,9 @@ from torchbeast import monobeast, polybeast
 from torchbeast.core.learner import Learner
 from torchbeast.envs import make_envs
 from torchbeast.models import build_model
-from torchbeast.run.flags import default_flags, num_cores
+from torchbeast.run.command_line import parse
+from torchbeast.run.flags import num_cores
+from torchbeast.runtime.actor_model import ActorModel
 from torchbeast.runtime.process import keep_freed_memory
 
 WARM_UP_S = 15.0  # environments take their time to start
@@ -46,6 +48,8 @@ class Options:
     """How often each of them runs, in turn."""
     args: str = ""
     """Further flags for PolyBeast."""
+    mono_args: str = ""
+    """Further flags for MonoBeast."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,12 @@ def measure_parts(
 
     inputs = rows(1, inference_batch)
     state = monobeast.initial_state(model, inference_batch)
+    is_poly = isinstance(flags, polybeast.Flags)  # MonoBeast's actors have float32 always
+    agent = ActorModel(model, torch.device("cpu"), autocast=flags.autocast if is_poly else "none")
 
     def infer() -> None:
-        with torch.inference_mode():
-            model(inputs, state)
+        with torch.inference_mode(), agent.newest() as (acting, _):
+            acting(inputs, state)
 
     batch = rows(T + 1, B)
     batch["done"] = torch.zeros(T + 1, B, dtype=torch.bool)
@@ -145,14 +151,15 @@ def mean_parts(parts: list[dict[str, float]]) -> dict[str, float]:
 
 def main(options: Options) -> None:
     keep_freed_memory()
-    poly_flags = default_flags(polybeast.Flags, options.env)
-    mono_flags = default_flags(monobeast.Flags, options.env)
+    poly_args, mono_args = options.args.split(), options.mono_args.split()
+    poly_flags = parse(polybeast.Flags, ["--env", options.env, *poly_args])
+    mono_flags = parse(monobeast.Flags, ["--env", options.env, *mono_args])
     poly, mono, poly_parts, mono_parts = [], [], [], []
     for _ in range(options.rounds):
-        poly.append(measure_training("torchbeast.polybeast", options, options.args.split()))
+        poly.append(measure_training("torchbeast.polybeast", options, poly_args))
         batch = round(poly[-1].inference_batch)
         poly_parts.append(measure_parts(poly_flags, batch))
-        mono.append(measure_training("torchbeast.monobeast", options, []))
+        mono.append(measure_training("torchbeast.monobeast", options, mono_args))
         mono_parts.append(measure_parts(mono_flags, mono_flags.envs_per_actor))
         print(f"PolyBeast {poly[-1].sps:.0f} SPS, MonoBeast {mono[-1].sps:.0f} SPS", flush=True)
     sps, mono_sps = (statistics.mean(run.sps for run in runs) for runs in (poly, mono))
