@@ -49,6 +49,14 @@ class Asks(nn.Module):
         self.given = given
 
 
+class Fixed(nn.Module):
+    """Knows what its environments are like."""
+
+    def __init__(self, size=7):
+        super().__init__()
+        self.size = size
+
+
 def make(function, spec=SPEC):
     with own_code.offer({"own:Model": function}):
         return make_model("own:Model", spec, use_lstm=True)
@@ -90,7 +98,7 @@ def test_a_model_may_leave_what_it_does_not_ask_for():
     assert make(lambda num_actions: Asks(n=num_actions)).given == {"n": 3}
     given = make(lambda shape, n, **more: Asks(n=n, **more)).given
     assert given == {"n": 3, "use_lstm": True}
-    assert make(lambda size=7: Asks(size=size)).given == {"size": 7}
+    assert make(Fixed).size == 7
 
 
 def fails(frame_shape, num_actions, use_lstm):
@@ -104,6 +112,7 @@ def fails(frame_shape, num_actions, use_lstm):
             lambda size, width: nn.Linear(1, 1),
             r"takes \(size, width\), and can be called with \(frame_shape, num_actions",
         ),
+        (lambda: nn.Linear(1, 1), r"takes \(\), and can be called with \(frame_shape, num_actions"),
         (lambda action_space, size: None, r"takes \(action_space, size\).*missing.*'size'"),
         (lambda *shapes: 3, r"must make a torch.nn.Module, got int"),
         (fails, r"cannot be made: KeyError: 'z' \(.*test_own_models.py:\d+: return nn.Linear"),
