@@ -115,12 +115,12 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
     signature = inspect.signature(make)
     named = {key: value for key, value in known.items() if key in signature.parameters}
     shape, num_actions = known["frame_shape"], known["num_actions"]
-    as_in_torchbeast: Call = (shape, num_actions, use_lstm), {}
-    calls: list[Call] = [((shape, num_actions), {"use_lstm": use_lstm})]
-    if named or (isinstance(make, type) and issubclass(make, nn.Module)):
-        calls.insert(0, ((), named))  # nothing else is called that asks for nothing
+    calls: list[Call] = []
     if not named.keys() & {"observation_space", "action_space", "distribution"}:
-        calls.insert(0, as_in_torchbeast)
+        calls.append(((shape, num_actions, use_lstm), {}))
+    if named or (isinstance(make, type) and issubclass(make, nn.Module)):
+        calls.append(((), named))  # no function is called that asks for nothing
+    calls.append(((shape, num_actions), {"use_lstm": use_lstm}))
     args, kwargs = next((call for call in calls if _binds(signature, call)), calls[0])
     try:
         signature.bind(*args, **kwargs)
