@@ -10,7 +10,8 @@ run, in any order and after any interruption. The clock of a run starts with its
 A peer lives in a virtual environment that is made when it is first needed, with the settings that
 its authors recommend (`benchmarks/peers/`). Returns are those of whole games with their own
 rewards, as means of the last 100, and steps are the agent's (four frames of an Atari game). The
-report draws all kept runs and prints a table; its last line is a JSON object.
+report draws all kept runs and prints tables: ours and peers by minutes, variants of ours (`--name`,
+`--args`) by steps. Its last line is a JSON object.
 """
 
 import importlib.metadata
@@ -21,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from board.report import draw, summary_of, table_of
+from board.report import draw, split, summary_of, table_of, table_of_variants
 from board.runs import Run, load_all
 from board.tasks import OURS, PEERS, TASKS
 from board.training import RunFailed, train
 
 HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+PICTURES = HERE.parent / "docs" / "curves"
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,18 @@ class Options:
     """Further flags of ours; such runs are no results and need another --name."""
     name: str = OURS
     """What ours are called in the files."""
-    results: Path = HERE / "results"
+    results: Path = RESULTS
     """Where runs are kept."""
-    picture: Path = HERE.parent / "docs" / "curves" / "scoreboard.png"
-    """Where the report draws the curves."""
+    pictures: Path | None = None
+    """Folder in which the report draws curves; those of --results elsewhere are drawn there."""
     report: bool = False
-    """Train nothing; make table and picture from the kept files."""
+    """Train nothing; make tables and pictures from the kept files."""
+
+    @property
+    def pictures_folder(self) -> Path:
+        if self.pictures is not None:
+            return self.pictures
+        return PICTURES if self.results == RESULTS else self.results
 
 
 def train_all(options: Options) -> list[str]:
@@ -85,11 +94,17 @@ def report(options: Options) -> None:
     found = load_all(options.results)
     if not found:
         sys.exit(f"There is no run in {options.results} yet; train some with --tasks first.")
-    for task, systems in found.items():
-        print("\n".join([*table_of(task, systems), ""]))
-    draw(found, options.picture)
-    print(f"Curves: {options.picture}")
-    print(json.dumps({task: summary_of(systems) for task, systems in found.items()}))
+    compared, varied = split(found)
+    tables = [table_of(task, systems) for task, systems in compared.items()]
+    tables += [table_of_variants(task, systems) for task, systems in varied.items()]
+    for table in tables:
+        print("\n".join([*table, ""]))
+    for name, runs in (("scoreboard", compared), ("variants", varied)):
+        if runs:
+            path = options.pictures_folder / f"{name}.png"
+            draw(runs, path, by_steps=name == "variants")
+            print(f"Curves: {path}")
+    print(json.dumps({task: summary_of(systems) for task, systems in compared.items()}))
 
 
 def check(options: Options) -> None:

@@ -54,8 +54,7 @@ def test_the_report_compares_after_the_time_that_all_have(make_run, tmp_path, ca
     make_run("sb3-ppo", minutes=20.0, last=8.0).save(tmp_path)
     make_run("sb3-a2c", last=2.0).save(tmp_path)
     make_run("ours-with-something-else", last=1000.0).save(tmp_path)  # neither ours nor a peer
-    picture = tmp_path / "picture.png"
-    options = scoreboard.Options(results=tmp_path, picture=picture, report=True)
+    options = scoreboard.Options(results=tmp_path, report=True)
     pytest.importorskip("matplotlib")
     scoreboard.main(options)
     *table, last = capsys.readouterr().out.splitlines()
@@ -65,7 +64,10 @@ def test_the_report_compares_after_the_time_that_all_have(make_run, tmp_path, ca
     [ours] = [line for line in table if line.startswith("| ours |")]
     assert "| 7.5 (5 to 10) | 15 (10 to 20) |" in ours
     assert "| 9, 1 of 2 never | 540,000 | 1,200 (1,200 to 1,200) | 2000 (2000 to 2000) |" in ours
-    assert picture.stat().st_size > 1000
+    [variant] = [line for line in table if line.startswith("| ours-with-something-else |")]
+    assert variant.endswith("| 166.7 | 333.3 | 666.7 | 1000 |  | 20,000 |")
+    for picture in ("scoreboard.png", "variants.png"):
+        assert (tmp_path / picture).stat().st_size > 1000
 
 
 def test_no_run_is_done_twice(make_run, tmp_path, monkeypatch):

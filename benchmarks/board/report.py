@@ -1,4 +1,8 @@
-"""Kept runs as tables in Markdown, a summary for each task, and a picture of the curves."""
+"""Kept runs as tables in Markdown, a summary for each task, and pictures of the curves.
+
+Ours and peers are compared by minutes; variants of ours, with one thing changed, by steps, so that
+it does not matter what else ran on the machine.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -9,6 +13,10 @@ from board.runs import Run
 from board.tasks import OURS, PEERS, TASKS
 
 TABLE_MINUTES = (5, 10, 20, 30)
+TABLE_STEPS = (100_000, 200_000, 400_000, 600_000, 1_000_000)
+
+Found = dict[str, dict[str, list[Run]]]
+"""Runs by task and system."""
 
 
 def describe(values: Sequence[float | None], form: str = ".4g") -> str:
@@ -63,7 +71,36 @@ def summary_of(systems: dict[str, list[Run]]) -> dict[str, Any]:
     }
 
 
-def draw(found: dict[str, dict[str, list[Run]]], path: Path) -> None:
+def split(found: Found) -> tuple[Found, Found]:
+    """Ours and peers; and ours beside its variants, for the tasks that have any."""
+    compared, varied = {}, {}
+    for task, systems in found.items():
+        variants = {name for name in systems if name != OURS and name not in PEERS}
+        compared[task] = {name: runs for name, runs in systems.items() if name not in variants}
+        if variants:
+            chosen = variants | {OURS}
+            varied[task] = {name: runs for name, runs in systems.items() if name in chosen}
+    return {task: systems for task, systems in compared.items() if systems}, varied
+
+
+def table_of_variants(task: str, systems: dict[str, list[Run]]) -> list[str]:
+    """Markdown: a row for each variant of ours, by steps."""
+    threshold = TASKS[task].threshold
+    columns = [task, "seeds", *(f"{steps / 1e6:g} M" for steps in TABLE_STEPS)]
+    lines = [f"| {' | '.join([*columns, f'steps to {threshold:g}'])} |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for name, runs in systems.items():
+        hits = [point for run in runs if (point := run.first_above(threshold)) is not None]
+        cells = [
+            *(name, str(len(runs))),
+            *(describe([run.return_after(steps) for run in runs]) for steps in TABLE_STEPS),
+            describe([point.steps for point in hits], ",.0f"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def draw(found: Found, path: Path, *, by_steps: bool = False) -> None:
     """A panel for each task."""
     import matplotlib
 
@@ -79,10 +116,10 @@ def draw(found: dict[str, dict[str, list[Run]]], path: Path) -> None:
         axis.axis("off")
     for axis, (task, systems) in zip(axes.flat, found.items(), strict=False):
         for system, runs in systems.items():
-            _draw_band(axis, system, [run for run in runs if run.curve])
+            _draw_band(axis, system, [run for run in runs if run.curve], by_steps)
         axis.axhline(TASKS[task].threshold, color="grey", linewidth=0.8, linestyle=":")
         axis.set_title(TASKS[task].env)
-        axis.set_xlabel("minutes")
+        axis.set_xlabel("million steps" if by_steps else "minutes")
         axis.set_ylabel("mean return")
         axis.legend(fontsize="small")
     figure.tight_layout()
@@ -91,25 +128,30 @@ def draw(found: dict[str, dict[str, list[Run]]], path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_band(axis: Any, system: str, runs: list[Run]) -> None:
+def _draw_band(axis: Any, system: str, runs: list[Run], by_steps: bool) -> None:
     """The mean over seeds, and the band from the worst to the best, as long as all of them ran.
 
-    A run that was finished before its time stays where it ended.
+    By minutes, a run that was finished before its time stays where it ended.
     """
     import numpy as np
 
     if not runs:
         return
-    start = max(run.curve[0].seconds for run in runs)
-    end = max(start, 60 * min(run.minutes for run in runs))
-    seconds = np.linspace(start, end, 200)
+    if by_steps:
+        xs = [[p.steps / 1e6 for p in run.curve] for run in runs]
+        ends = [x[-1] for x in xs]
+    else:
+        xs = [[p.seconds / 60 for p in run.curve] for run in runs]
+        ends = [run.minutes for run in runs]
+    start = max(x[0] for x in xs)
+    grid = np.linspace(start, max(start, min(ends)), 200)
     returns = np.array(
         [
-            np.interp(seconds, [p.seconds for p in run.curve], [p.mean_return for p in run.curve])
-            for run in runs
+            np.interp(grid, x, [p.mean_return for p in run.curve])
+            for x, run in zip(xs, runs, strict=True)
         ]
     )
-    [line] = axis.plot(seconds / 60, returns.mean(axis=0), label=f"{system} ({len(runs)})")
+    [line] = axis.plot(grid, returns.mean(axis=0), label=f"{system} ({len(runs)})")
     if len(runs) > 1:
         low, high = returns.min(axis=0), returns.max(axis=0)
-        axis.fill_between(seconds / 60, low, high, alpha=0.2, color=line.get_color())
+        axis.fill_between(grid, low, high, alpha=0.2, color=line.get_color())

@@ -68,6 +68,11 @@ class Run:
         until = [p.mean_return for p in self.curve if p.seconds <= 60 * minutes]
         return until[-1] if until else None
 
+    def return_after(self, steps: float) -> float | None:
+        """The last mean return until then; None if the run made fewer steps or had no episode."""
+        until = [p.mean_return for p in self.curve if p.steps <= steps]
+        return until[-1] if until and self.num_steps >= 0.99 * steps else None
+
     def first_above(self, threshold: float) -> Point | None:
         return next((p for p in self.curve if p.mean_return >= threshold), None)
 
