@@ -94,33 +94,48 @@ void check_lane(const Lane& lane) {
   }
 }
 
-ArrayNest copy_of(const ArrayNest& nest, BufferPool& pool) {
-  ArrayNest result{nest.structure, {}};
-  result.leaves.reserve(nest.leaves.size());
-  for (const Array& leaf : nest.leaves) {
-    result.leaves.push_back(allocate_like(leaf, 0, leaf.shape[0], pool));
-    copy(leaf, result.leaves.back());
-  }
-  return result;
-}
-
 }  // namespace
 
-// The life of one actor: it waits for environments, plays with them until they are gone, and waits
-// for the next.
-class ActorPool::Actor {
- public:
-  Actor(ActorPool& pool, const Lane& lane)
+// One end of a lane, where environments come and go.
+class ActorPool::Seat {
+ protected:
+  Seat(ActorPool& pool, const Lane& lane)
       : pool_(pool),
         lane_(lane),
         num_envs_(num_envs_of(lane.row)),
         member_{num_envs_, lane.client} {}
 
-  void run() {
+  Turn::State wait_for_environments() {
+    const Timer timer(pool_.counts_.ns_for_environments);
+    return pool_.wait_for_turn(lane_);
+  }
+
+  // Calls `play` when there are environments, until the pool is closed.
+  template <typename Play>
+  void run(const Play& play) {
     for (;;) {
       if (wait_for_environments() == Turn::kAgent) play();
       lane_.pass(Turn::kGone, Turn::kFree);
     }
+  }
+
+  ActorPool& pool_;
+  const Lane& lane_;
+  const std::int64_t num_envs_;
+  BatchingQueue::Member member_;
+  const Poll poll_ = [this] {
+    if (pool_.is_over()) throw ClosedBatchingQueue("The pool was closed");
+  };
+};
+
+// The life of one actor: it waits for environments, plays with them until they are gone, and waits
+// for the next.
+class ActorPool::Actor : Seat {
+ public:
+  Actor(ActorPool& pool, const Lane& lane) : Seat(pool, lane) {}
+
+  void run() {
+    Seat::run([this] { play(); });
   }
 
  private:
@@ -169,11 +184,6 @@ class ActorPool::Actor {
     send(full);
     state_at_start_ = state_;
     started_ = Clock::now();
-  }
-
-  Turn::State wait_for_environments() {
-    const Timer timer(pool_.counts_.ns_for_environments);
-    return pool_.wait_for_turn(lane_);
   }
 
   // Shows the lane's row. The environments go on when there is an answer and the row was kept:
@@ -236,10 +246,6 @@ class ActorPool::Actor {
     rollout_.reset();
   }
 
-  ActorPool& pool_;
-  const Lane& lane_;
-  const std::int64_t num_envs_;
-  BatchingQueue::Member member_;
   ArrayNest state_;
   ArrayNest state_at_start_;   // Of the rollout, before the agent saw its first row.
   Clock::time_point started_;  // The rollout.
@@ -247,26 +253,16 @@ class ActorPool::Actor {
   Clock::time_point asked_;
   std::atomic<int> num_holding_{0};             // The lane: the agent, and this thread.
   std::unique_ptr<DynamicBatcher::Call> call_;  // The last of all: it may call reply() until then.
-  const Poll poll_ = [this] {
-    if (pool_.is_over()) throw ClosedBatchingQueue("The pool was closed");
-  };
 };
 
 // Takes rollouts from a lane. Who brought one may bring the next when the learner's queue has room
 // for it: what waits is bounded, and with a queue of size 0 the rollout has been learnt from.
-class ActorPool::RolloutTaker {
+class ActorPool::RolloutTaker : Seat {
  public:
-  RolloutTaker(ActorPool& pool, const Lane& lane)
-      : pool_(pool),
-        lane_(lane),
-        num_envs_(num_envs_of(lane.row)),
-        member_{num_envs_, lane.client} {}
+  RolloutTaker(ActorPool& pool, const Lane& lane) : Seat(pool, lane) {}
 
   void run() {
-    for (;;) {
-      if (wait_for_environments() == Turn::kAgent) take_until_gone();
-      lane_.pass(Turn::kGone, Turn::kFree);
-    }
+    Seat::run([this] { take_until_gone(); });
   }
 
  private:
@@ -280,26 +276,13 @@ class ActorPool::RolloutTaker {
              wait_for_environments() == Turn::kAgent);
   }
 
-  Turn::State wait_for_environments() {
-    const Timer timer(pool_.counts_.ns_for_environments);
-    return pool_.wait_for_turn(lane_);
-  }
-
   void take(Clock::duration patience) {
-    ArrayNest rollout = copy_of(lane_.row, pool_.pool_);
+    ArrayNest rollout = concatenate({{&lane_.row, 0, num_envs_}}, 1, pool_.pool_);
     pool_.counts_.steps += pool_.unroll_length_ * num_envs_;
     const Timer timer(pool_.counts_.ns_for_learner);
     pool_.learner_queue_.give(std::move(rollout), poll_, lane_.client, &member_, patience);
     pool_.counts_.rollouts += num_envs_;
   }
-
-  ActorPool& pool_;
-  const Lane& lane_;
-  const std::int64_t num_envs_;
-  BatchingQueue::Member member_;
-  const Poll poll_ = [this] {
-    if (pool_.is_over()) throw ClosedBatchingQueue("The pool was closed");
-  };
 };
 
 ActorPool::ActorPool(std::int64_t unroll_length, BatchingQueue& learner_queue,

@@ -95,6 +95,7 @@ class ActorPool {
   const ActorCounts& counts() const { return counts_; }
 
  private:
+  class Seat;
   class Actor;
   class RolloutTaker;
 

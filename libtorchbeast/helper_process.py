@@ -117,7 +117,10 @@ class Helper:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # also what its environments have started
-        self._process.wait(KILL_S)
+        try:
+            self._process.wait(KILL_S)
+        except subprocess.TimeoutExpired:  # it waits for a device, say, and ends after that
+            logger.error("Process %d has not ended %.0f s after SIGKILL.", self.pid, KILL_S)
         self._log.close()
         if self._output is not None:
             self._output.close()

@@ -95,7 +95,11 @@ class Lane:
     @classmethod
     def create(cls, spec: Spec | RolloutSpec, num_envs: int) -> "Lane":
         fd = anonymous_memory(lane_size(spec, num_envs), "torchbeast-lane")
-        return cls(fd, spec, num_envs)
+        try:
+            return cls(fd, spec, num_envs)
+        except BaseException:  # such as no descriptor left to map it with
+            os.close(fd)
+            raise
 
     @property
     def has_rollouts(self) -> bool:

@@ -281,16 +281,12 @@ class Supervisor:
             logger.warning("%s", f"{shown}\n{output}" if output else shown)
 
     def read_log(self, child: Child) -> None:
-        """Log what a child has logged."""
+        """Log what a child has logged, and keep what it has printed."""
         assert child.process is not None
         for level, text in child.process.read_log():
             if level >= logging.WARNING:
                 child.last_warning = text
             self._log(child, level, text)
-        self._read_output(child)
-
-    def _read_output(self, child: Child) -> None:
-        assert child.process is not None
         lines = child.process.read_output()
         if lines:
             child.last_output.extend(lines)
@@ -311,7 +307,7 @@ class Supervisor:
                 time.sleep(0.01)
                 for other in self.children:  # whose pipes may be full
                     if other.process is not None:
-                        self._read_output(other)
+                        self.read_log(other)
             self._end(child)
 
     def _start(self, child: Child) -> None:

@@ -50,12 +50,6 @@ Poll signals() {
   };
 }
 
-QueueOptions make_options(std::int64_t batch_dim, std::int64_t minimum_batch_size,
-                          std::int64_t maximum_batch_size, std::optional<std::int64_t> timeout_ms,
-                          std::optional<std::int64_t> maximum_queue_size) {
-  return {batch_dim, minimum_batch_size, maximum_batch_size, timeout_ms, maximum_queue_size};
-}
-
 void register_exceptions(nb::module_& m) {
   nb::exception<ClosedBatchingQueue>(m, "ClosedBatchingQueue", PyExc_RuntimeError);
   nb::exception<AsyncError>(m, "AsyncError", PyExc_RuntimeError);
@@ -105,8 +99,8 @@ void bind_batching_queue(nb::module_& m) {
           [](BatchingQueue* self, std::int64_t batch_dim, std::int64_t minimum_batch_size,
              std::int64_t maximum_batch_size, std::optional<std::int64_t> timeout_ms, bool,
              std::optional<std::int64_t> maximum_queue_size) {
-            new (self) BatchingQueue(make_options(batch_dim, minimum_batch_size, maximum_batch_size,
-                                                  timeout_ms, maximum_queue_size));
+            new (self) BatchingQueue(QueueOptions{batch_dim, minimum_batch_size, maximum_batch_size,
+                                                  timeout_ms, maximum_queue_size});
           },
           "batch_dim"_a = 1, "minimum_batch_size"_a = 1, "maximum_batch_size"_a = 1024,
           "timeout_ms"_a = nb::none(), "check_inputs"_a = true, "maximum_queue_size"_a = nb::none(),
@@ -185,7 +179,7 @@ void bind_dynamic_batcher(nb::module_& m) {
           [](DynamicBatcher* self, std::int64_t batch_dim, std::int64_t minimum_batch_size,
              std::int64_t maximum_batch_size, std::optional<std::int64_t> timeout_ms, bool) {
             new (self) DynamicBatcher(
-                make_options(batch_dim, minimum_batch_size, maximum_batch_size, timeout_ms, {}));
+                QueueOptions{batch_dim, minimum_batch_size, maximum_batch_size, timeout_ms, {}});
           },
           "batch_dim"_a = 1, "minimum_batch_size"_a = 1, "maximum_batch_size"_a = 1024,
           "timeout_ms"_a.none() = 100, "check_outputs"_a = true,

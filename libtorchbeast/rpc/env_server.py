@@ -160,14 +160,14 @@ class EnvironmentServer:
                 await streams.take(connection)
                 return
         except Exception as error:
-            if not isinstance(error, (OSError, TimeoutError)):  # who called has left
+            if not isinstance(error, OSError):  # who called has left
                 logger.error("Nobody can speak gRPC at %s: %s", self.server_address, error)
             connection.close()
             return
         peer = JsonSocket(connection)
         try:
             await self._serve(peer, streams.tick_of_lanes)
-        except (EOFError, UnknownProtocol, OSError, TimeoutError, LaneClosed):
+        except (EOFError, UnknownProtocol, OSError, LaneClosed):
             pass  # the learner left, or never was one
         except Refused as error:
             _send(peer, "refused", code=error.code, text=str(error))
@@ -288,21 +288,28 @@ class StreamsBehind:
 
     async def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere."""
-        from libtorchbeast.rpc.grpc_relay import private_address, relay
+        from libtorchbeast.rpc import grpc_relay
 
         if self._server is None:
             server = self._make_server(self._tick_of_streams)  # may raise, at each connection
-            self._address = self._resources.enter_context(private_address())
+            self._address = self._resources.enter_context(grpc_relay.private_address())
             self._server = server
             self._start(self._server.run, self._address)
+        server, thread = self._server, self._threads[0]
         deadline = time.monotonic() + self.START_S
-        while not self._server.is_listening.is_set():
-            if time.monotonic() > deadline or not self._threads[0].is_alive():
-                raise TimeoutError("gRPC did not start in time.")
+        while not server.is_listening.is_set():
+            if time.monotonic() > deadline:
+                raise RuntimeError("gRPC did not start in time.")
+            if not thread.is_alive():
+                if server is self._server:  # the next connection tries again
+                    self._server = None
+                    self._threads.clear()
+                    self._resources.close()
+                raise RuntimeError("gRPC did not start.")
             await pause(0.05)
-        server, *relays = self._threads
-        self._threads = [server, *(thread for thread in relays if thread.is_alive())]
-        self._start(asyncio.run, relay(connection, self._address))
+        thread, *relays = self._threads
+        self._threads = [thread, *(relay for relay in relays if relay.is_alive())]
+        self._start(asyncio.run, grpc_relay.relay(connection, self._address))
 
     def _start(self, target: Callable[..., object], *arguments: Any) -> None:
         thread = threading.Thread(target=target, args=arguments, name="streams", daemon=True)

@@ -105,6 +105,9 @@ class Dialer:
         except UnknownProtocol:
             self._hands_over_no_lanes.add(address)
             return 1  # at once, over gRPC
+        except ValueError as error:  # a file of the token or of a certificate, being replaced
+            self._line.wait_for(address, str(error))
+            self._line.report(f"The environments at {address} are not called: {error}", address)
         except Exception:
             self._line.report(traceback.format_exc(), address)
         return stream.num_steps if stream is not None else 0

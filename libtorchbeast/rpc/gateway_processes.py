@@ -170,9 +170,7 @@ class Gateways:
             self._read_messages(gateway)
         self.supervisor.poll()
         for gateway in self._gateways:
-            for answer in self._grants.answers(gateway.lanes):
-                if not gateway.send(**answer):
-                    gateway.lanes.take_back(answer)
+            self._grants.answer_requests(gateway.lanes, gateway.send)
         self._say_who_is_missing()
 
     def wait_for_spec(self, timeout_s: float) -> Spec:
@@ -276,8 +274,7 @@ class Gateways:
     def _handle(self, gateway: _Gateway, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "lane":
-            for answer in self._grants.add_request(gateway.lanes, message):
-                gateway.send(**answer)
+            self._grants.add_request(gateway.lanes, message, gateway.send)
         elif kind == "lost":
             gateway.lanes.close_lost(message["id"])
             gateway.lanes.knows_model = False  # it may be that which was lost: it is sent again

@@ -8,7 +8,7 @@ but for those that were handed over to hosts.
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,9 @@ logger = logging.getLogger("torchbeast")
 
 MAX_OFFER_BYTES = MAX_MESSAGE_BYTES - 1024  # as JSON, in a message to a gateway
 MEMORY_SHARE = 0.5  # of this machine's, for rollouts of environments elsewhere
+
+Send = Callable[..., bool]
+"""A message to a gateway, its kind first; False if there is no descriptor left to send it with."""
 
 
 @dataclass(eq=False)
@@ -60,13 +63,6 @@ class GatewayLanes:
             self.handed_over.discard(lane)
             self.granted = {id: other for id, other in self.granted.items() if other is not lane}
 
-    def take_back(self, answer: dict[str, Any]) -> None:
-        """There was no descriptor left to send this answer with."""
-        if answer["kind"] == "model":
-            self.knows_model = False
-        elif answer["kind"] == "lane":
-            self.close_lost(answer["id"])
-
     def close_lost(self, id: int) -> None:
         """The lane for this request did not arrive."""
         lane = self.granted.pop(id, None)
@@ -95,29 +91,25 @@ class LaneGrants:
         self._check_first = check_first
         self._gateways = gateways
 
-    def add_request(self, gateway: GatewayLanes, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def add_request(self, gateway: GatewayLanes, request: dict[str, Any], send: Send) -> None:
         """A request for a lane. The first environments say what all are to be like."""
         try:
             self._learn_spec(request)
             gateway.requests.append(request)
-            return []
         except Exception as error:  # nothing that comes from outside ends a run
-            return [_refusal(request, error)]
+            _refuse(request, error, send)
 
-    def answers(self, gateway: GatewayLanes) -> Iterator[dict[str, Any]]:
-        """To the requests of a gateway, once environments may play.
-
-        `gateway.take_back` is called for what cannot be sent, before the next is asked for.
-        """
+    def answer_requests(self, gateway: GatewayLanes, send: Send) -> None:
+        """Those of a gateway, once environments may play."""
         if self.add_lane is None:
             return
         gateway.forget_closed()
         while gateway.requests:
             request = gateway.requests.pop(0)
             try:
-                yield from self._answer(gateway, request)
+                self._answer(gateway, request, send)
             except Exception as error:  # no descriptor or thread is left, perhaps
-                yield _refusal(request, error)
+                _refuse(request, error, send)
 
     def _learn_spec(self, request: dict[str, Any]) -> None:
         spec = Spec.from_json(request["spec"])
@@ -128,7 +120,7 @@ class LaneGrants:
         if self.spec.action == INT64 and canonical(spec.action) == INT64:  # nobody said how many
             self.spec = dataclasses.replace(self.spec, action=spec.action)
 
-    def _answer(self, gateway: GatewayLanes, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _answer(self, gateway: GatewayLanes, request: dict[str, Any], send: Send) -> None:
         """A lane for a gateway that asks for one, or `Refused`."""
         assert self.spec is not None  # `_learn_spec` was first
         check_fit(self.spec, Spec.from_json(request["spec"]))
@@ -137,16 +129,15 @@ class LaneGrants:
             offer = self._find_offer()
             spec = offer.rollout
             if not gateway.knows_model:
+                if not send("model", fd=offer.weights_fd, offer=self._offer_json):
+                    raise no_descriptor_left("learner")
                 gateway.knows_model = True
-                yield {"kind": "model", "fd": offer.weights_fd, "offer": self._offer_json}
-            if not gateway.knows_model:
-                raise no_descriptor_left("learner")
         lane = self._find_lane(gateway, spec, request)
         gateway.lent.add(lane)
         gateway.granted[request["id"]] = lane
         lent = {"fd": lane.fd, "spec": self.spec.to_json(), "num_envs": lane.num_envs}
-        yield {"kind": "lane", "id": request["id"], "rollouts": lane.has_rollouts, **lent}
-        if request["id"] not in gateway.granted:
+        if not send("lane", id=request["id"], rollouts=lane.has_rollouts, **lent):
+            gateway.close_lost(request["id"])
             raise no_descriptor_left("learner")
 
     def _find_offer(self) -> ModelOffer:
@@ -242,11 +233,11 @@ class LaneGrants:
         return 4 * num_envs * spec.num_bytes + weights
 
 
-def _refusal(request: dict[str, Any], error: Exception) -> dict[str, Any]:
+def _refuse(request: dict[str, Any], error: Exception, send: Send) -> None:
     """Of environments that cannot be taken, for whatever reason."""
     if not isinstance(error, Refused):
         who = "Actors" if request.get("has_model") else "Environments"
         logger.error("%s are refused, there is no lane for them: %s", who, error)
         text = "The learner cannot take more environments now; wait."
         error = Refused("RESOURCE_EXHAUSTED", text)
-    return {"kind": "refuse", "id": request["id"], "code": error.code, "text": str(error)}
+    send("refuse", id=request["id"], code=error.code, text=str(error))

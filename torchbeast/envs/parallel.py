@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from libtorchbeast.action_masks import ActionMasks, find_masks
-from libtorchbeast.environments import Rebuilds, close_failed
+from libtorchbeast.environments import HEARTBEAT, Rebuilds, close_failed
 from libtorchbeast.episode_info import InfoSums, add_info
 from libtorchbeast.observations import FrameCheck, stack
 from libtorchbeast.rows import EpisodeCounter, Row
@@ -55,7 +55,10 @@ class ParallelEnvs:
         check_agents(self.num_agents, num_envs)
         self.num_envs = num_envs
         num_games = num_envs // self.num_agents
-        self.envs = [first, *(make_game() for _ in range(num_games - 1))]
+        self.envs = [first]
+        while len(self.envs) < num_games:
+            HEARTBEAT.get()()  # all of them may take longer than one is given
+            self.envs.append(make_game())
         self._make_game = make_game
         self._seed = seed
         self._observation_spec, self.taken_action = _shared_spaces(first)
@@ -82,6 +85,7 @@ class ParallelEnvs:
     def reset(self) -> Row:
         self._frames = [None] * self.num_envs
         for game in range(len(self.envs)):
+            HEARTBEAT.get()()
             try:
                 self._start(game, self._seed_of(game))
             except Exception as error:

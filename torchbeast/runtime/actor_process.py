@@ -118,7 +118,8 @@ class ActorProcess:
             os.killpg(self.pid, signal.SIGKILL)  # also what its environments have started
         self._process.kill()  # if it had no time to make a group of its own
         self._process.join(KILL_S)
-        assert self._process.exitcode is not None, f"process {self.pid} survived SIGKILL"
+        if self._process.exitcode is None:  # it waits for a device, say, and ends after that
+            logger.error("Process %d has not ended %.0f s after SIGKILL.", self.pid, KILL_S)
 
     def close(self) -> None:
         """Close the pipes of a process that has ended."""
