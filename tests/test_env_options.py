@@ -72,6 +72,8 @@ def test_wrappers_are_put_on_from_the_inside_out():
         ({"env": "Catch", "wrappers": "no.such:Wrapper"}, "no.such:Wrapper cannot be imported"),
         ({"env": "Catch", "wrappers": "gymnasium"}, "gymnasium cannot be imported"),
         ({"env": "Catch", "frame_stack": 0}, "frame_stack must be at least 1, got 0"),
+        ({"env": "Catch", "noop_max": -1}, "noop_max must not be negative, got -1"),
+        ({"env": "Catch", "sticky_actions": 1.5}, "sticky_actions must be from 0 to 1, got 1.5"),
         ({"env": "PongNoFrameskip-v4", "env_kwargs": '{"frameskip": 2}'}, "may have .*, got frame"),
         ({"env": "Catch", "imports": "no_such_module"}, "--import no_such_module: cannot be"),
     ],

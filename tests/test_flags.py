@@ -2,11 +2,12 @@
 
 import pytest
 
+from tests.helpers.default_flags import default_flags
 from torchbeast import monobeast
 from torchbeast.core.learner import NothingFinite
 from torchbeast.run import recipes
 from torchbeast.run.command_line import run_command_line
-from torchbeast.run.flags import default_flags, with_values
+from torchbeast.run.flags import with_values
 
 
 def parse(*args):

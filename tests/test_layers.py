@@ -26,6 +26,7 @@ PURE = {
         "grpc_forks",
         "log_repeats",
         "supervisor",
+        "rollouts",
         "rows",
         "secret",
         "seeding",

@@ -238,6 +238,21 @@ def test_training_ends_after_many_skipped_updates_in_a_row(monkeypatch):
     assert not learner.lock.locked()
 
 
+def test_gradients_that_stay_infinite_end_no_run_that_had_clients(monkeypatch, caplog):
+    """They may be a client's doing; without clients there is nobody else to wait for."""
+    monkeypatch.setattr(learner_module, "MAX_SKIPPED_UPDATES", 2)
+    learner = make_learner()
+    learner.rounds.had_clients = lambda: True
+    bad = random_batch()
+    bad["reward"][2] = float("nan")
+    for _ in range(4):
+        assert learner.update(bad, (), lambda *_: pytest.fail("published"))
+    assert caplog.text.count("The run goes on, as it may be a client's doing.") == 1
+    assert learner.stats.summary()["skipped_updates"] == 4
+    assert learner.update(random_batch(), (), lambda *_: None)
+    assert learner.version == 1
+
+
 def test_huge_frames_of_one_environment_end_nothing():
     """As large as the network lets through: some gradient is infinite then, but no weight is."""
     torch.manual_seed(0)

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from tests.helpers import training
+from tests.helpers.default_flags import default_flags
 from tests.helpers.training import ROOT, TIMEOUT_S, final_return, fragile, read_logs, shared_memory
 from torchbeast import monobeast
-from torchbeast.run.flags import default_flags
 from torchbeast.runtime.shared_tensors import shared_zeros
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 60)]
@@ -89,7 +89,7 @@ def test_rollouts_continue_exactly_where_the_last_one_ended():
     )
     envs = monobeast.make_group(flags, 1, seed=0)
     model = monobeast.build_model(flags, envs.spec)
-    rollouts = monobeast.Rollouts(flags, envs.spec, model)
+    rollouts = monobeast.RolloutMemory(flags, envs.spec, model)
     weights = monobeast.SharedWeights(model)
     weights.publish(model, 0)
     shared = monobeast.Shared(rollouts, weights, shared_zeros((1,), torch.int64))
@@ -260,7 +260,7 @@ def test_an_actor_that_waits_for_slots_does_not_hang(tmp_path):
     model = monobeast.build_model(flags, envs.spec)
     weights = monobeast.SharedWeights(model)
     weights.publish(model, 0)
-    rollouts = monobeast.Rollouts(flags, envs.spec, model)
+    rollouts = monobeast.RolloutMemory(flags, envs.spec, model)
     shared = monobeast.Shared(rollouts, weights, shared_zeros((1,), torch.int64))
     actors = monobeast.Actors(flags, shared, seed=0)
     (child,) = actors.supervisor.children

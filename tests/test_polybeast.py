@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.helpers import training
+from tests.helpers.default_flags import default_flags
 from tests.helpers.training import (
     ROOT,
     TIMEOUT_S,
@@ -20,7 +21,6 @@ from tests.helpers.training import (
     shared_memory,
 )
 from torchbeast import polybeast
-from torchbeast.run.flags import default_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 60)]
 

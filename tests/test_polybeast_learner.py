@@ -14,7 +14,7 @@ import libtorchbeast
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec
 from torchbeast import polybeast, polybeast_learner
-from torchbeast.core.learner import Learner, NothingFinite
+from torchbeast.core.learner import Learner
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent
 from torchbeast.polybeast_learner import Net
@@ -505,20 +505,3 @@ def test_weights_in_use_are_not_written_to():
 def test_servers_that_cannot_be_dialled_are_one_sentence(basename, sentence):
     with pytest.raises(UsageError, match=sentence):
         polybeast_learner.Flags(env="Catch", pipes_basename=basename).validate()
-
-
-def test_gradients_that_stay_infinite_end_no_run_that_had_clients(caplog):
-    """They may be a client's doing; without clients there is nobody else to wait for."""
-    raised = []
-
-    def run_learn():
-        if len(raised) < 3:
-            raised.append(NothingFinite("The gradient must be finite, and was not."))
-            raise raised[-1]
-
-    polybeast_learner.survive_client_errors(run_learn, had_clients=lambda: True)
-    assert len(raised) == 3
-    assert caplog.text.count("was not. The run goes on, as it may be a client's doing.") == 1
-    raised.clear()
-    with pytest.raises(NothingFinite):
-        polybeast_learner.survive_client_errors(run_learn, had_clients=lambda: False)

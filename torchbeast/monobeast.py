@@ -43,13 +43,14 @@ from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import AgentState, as_output, build_distribution, build_model
 from torchbeast.report import log_to_terminal
 from torchbeast.run.batch_size import check_target, grow_batch, report_batch_size
+from torchbeast.run.checkpoint import UPDATE_S
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.stall import Stall
-from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
+from torchbeast.run.training import Run, build_learner, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
@@ -61,11 +62,11 @@ from torchbeast.runtime.shared_tensors import (
     shared_zeros,
 )
 from torchbeast.runtime.shared_weights import SharedWeights
-from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
+from torchbeast.runtime.threads import Threads, set_cpu_threads, watch
 
 POLL_S = 0.2  # how soon the main thread sees a signal, a finished learner, a dead actor
 JOIN_S = 10.0  # how long to wait for actors that were asked to end
-ROLLOUTS_AHEAD = 2  # slots an actor holds: those it fills and the next
+SLOTS_AHEAD = 2  # slots an actor holds: those it fills and the next
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,14 @@ class Flags(TrainingFlags):
     @property
     def effective_batch_size(self) -> int:
         """batch_size, or what --target_policy_lag needs; docs/architecture.md has the proof."""
-        ahead = (ROLLOUTS_AHEAD + 1) * self.num_envs - self.envs_per_actor - 1
-        room = (self.num_buffers or 0) - ROLLOUTS_AHEAD * self.num_envs
+        ahead = (SLOTS_AHEAD + 1) * self.num_envs - self.envs_per_actor - 1
+        room = (self.num_buffers or 0) - SLOTS_AHEAD * self.num_envs
         return grow_batch(self, self.num_envs, ahead, room)
 
     @property
     def num_slots(self) -> int:
         """Rollouts that fit the shared memory: never too few to keep everybody busy."""
-        return max(
-            ROLLOUTS_AHEAD * self.num_envs + self.effective_batch_size, self.num_buffers or 0
-        )
+        return max(SLOTS_AHEAD * self.num_envs + self.effective_batch_size, self.num_buffers or 0)
 
     @property
     def num_in_flight(self) -> int:
@@ -144,7 +143,7 @@ class Filled(NamedTuple):
     source: int  # actor * envs_per_actor + environment
 
 
-class Rollouts:
+class RolloutMemory:
     """Memory for `num_slots` rollouts; each field is a tensor [num_slots, T+1, ...].
 
     Of the agent's output there are T rows: what it says at the last row is said at the first row
@@ -223,7 +222,7 @@ class Rollouts:
 class Shared(NamedTuple):
     """All that the actors and the main process have in common."""
 
-    rollouts: Rollouts
+    rollouts: RolloutMemory
     weights: SharedWeights
     num_steps: SharedTensors  # [num_actors], taken by each actor so far: its heartbeat
 
@@ -386,7 +385,7 @@ class Actors:
         with self._lock:
             while self._processes and len(self._free) - spare >= flags.envs_per_actor:
                 i = min(self._processes, key=lambda i: len(self._held[i]))
-                if len(self._held[i]) >= ROLLOUTS_AHEAD:
+                if len(self._held[i]) >= SLOTS_AHEAD:
                     return
                 slots = [self._free.popleft() for _ in range(flags.envs_per_actor)]
                 self._held[i].append(slots)
@@ -404,7 +403,7 @@ def learn(flags: Flags, learner: Learner, shared: Shared, actors: Actors, batche
     set_cpu_threads(flags.learner_cpu_threads)
     torch.set_flush_denormal(True)
     with attend_rounds(learner, shared.weights.publish):
-        for filled in BusyClock("learner", learner.stats).watch(iter(batches.get, None)):
+        for filled in watch("learner", iter(batches.get, None), learner.stats):
             batch, state = shared.rollouts.collect(filled, learner.device)
             if not flags.hold_actors:
                 actors.release(filled)
@@ -427,7 +426,7 @@ def train(flags: Flags, stop: StopRequest | None = None) -> int:
         spec = look_at(flags.env_options, flags.envs_per_actor)
         learner = build_learner(flags, spec, flags.learner_device, ranks)
         shared = Shared(
-            Rollouts(flags, spec, learner.model),
+            RolloutMemory(flags, spec, learner.model),
             SharedWeights(learner.model),
             shared_zeros((flags.num_actors,), torch.int64),
         )

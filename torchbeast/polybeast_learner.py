@@ -9,7 +9,6 @@ runs it together with environments of its own. T is unroll_length, B a batch siz
 """
 
 import dataclasses
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -22,14 +21,13 @@ from torch import nn
 
 import libtorchbeast
 import nest
-from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rows import TORCHBEAST_FIELDS, Row, Spec
 from libtorchbeast.rpc.address import Address, listening_address, server_address
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
-from torchbeast.core.learner import Learner, NothingFinite
+from torchbeast.core.learner import Learner
 from torchbeast.core.losses import (
     Batch,
     compute_baseline_loss,
@@ -37,7 +35,7 @@ from torchbeast.core.losses import (
     compute_policy_gradient_loss,
 )
 from torchbeast.core.ranks import ALONE, Place, Ranks
-from torchbeast.core.settings import Settings, settings_of
+from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
 from torchbeast.envs import REMOTE
 from torchbeast.errors import UsageError, require_positive
@@ -45,6 +43,7 @@ from torchbeast.models import as_output, build_model
 from torchbeast.models.agent import Net
 from torchbeast.report import log_to_terminal
 from torchbeast.run.batch_size import BatchSize, check_target
+from torchbeast.run.checkpoint import UPDATE_S
 from torchbeast.run.command_line import run_command_line
 from torchbeast.run.connections import Connections
 from torchbeast.run.env_sources import RemoteEnvironments, Source
@@ -55,12 +54,12 @@ from torchbeast.run.model_size import check_fits, most_rollouts
 from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.stall import Stall
-from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
+from torchbeast.run.training import Run, build_learner, run_training
 from torchbeast.run.utilization import Stages, Trace
 from torchbeast.runtime.actor_model import ActorModel, num_copies
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
 from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
-from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
+from torchbeast.runtime.threads import Threads, set_cpu_threads, watch
 
 __all__ = [
     "Net",
@@ -72,8 +71,6 @@ __all__ = [
     "test",
     "train",
 ]
-
-logger = logging.getLogger("torchbeast")
 
 POLL_S = 0.1  # how soon the main thread sees a signal, a dead worker, the end
 GOOD_INFERENCE_BATCH = 16  # rows worth waiting a little for: below, weights move, not frames
@@ -143,9 +140,9 @@ class Flags(TrainingFlags, Security):
         """The environment servers to dial; of several learners, each has another part of them."""
         given = [address.strip() for address in self.server_addresses.split(",")]
         addresses = [address for address in given if address] or self.default_servers
-        place, is_path = Place.find(), "unix:"
-        here = [address for address in addresses if address.startswith(is_path)]
-        elsewhere = [address for address in addresses if not address.startswith(is_path)]
+        here = [address for address in addresses if address.startswith("unix:")]
+        elsewhere = [address for address in addresses if address not in here]
+        place = Place.find()
         return place.share_of(here, on_this_machine=True) + place.share_of(elsewhere)
 
     @property
@@ -237,9 +234,8 @@ def inference(
     TorchBeast's `lock` is not needed: an `ActorModel` never changes while it is in use.
     """
     device = _device_of(flags, "actor_device")
-    clock = BusyClock("inference", stats)
     with torch.inference_mode(), own_stream(device):
-        for batch in clock.watch(inference_batcher):
+        for batch in watch("inference", inference_batcher, stats):
             try:
                 received, agent_state = to_device(batch.get_inputs(), device)
                 row = as_row(received)
@@ -251,7 +247,8 @@ def inference(
             except Exception as error:
                 batch.set_exception(error)
                 raise
-            clock.note(inference_batch_size=row["reward"].shape[1])
+            if stats is not None:
+                stats.observe({"inference_batch_size": row["reward"].shape[1]})
 
 
 def as_row(row: Any) -> Row:
@@ -322,14 +319,14 @@ def learn(
         if plogger is not None:
             plogger.log(stats)
 
-    clock = BusyClock("learner", figures)
     with own_stream(learner.device), attend_rounds(learner, publish):
-        for rollouts in clock.watch(learner_queue):  # one thread fetches while another learns
+        # One thread fetches while another learns.
+        for rollouts in watch("learner", learner_queue, figures):
             (rows, outputs), agent_state = to_device(rollouts, learner.device)
             batch = as_batch(rows, outputs)
             if not learner.update(batch, agent_state, publish):
                 return
-            clock.note(batch_size=batch["done"].shape[1])
+            figures.observe({"batch_size": batch["done"].shape[1]})
 
 
 def as_batch(rows: Any, outputs: Any) -> Batch:
@@ -413,24 +410,6 @@ def train(
             source.close()
 
 
-def survive_client_errors(run_learn: Callable[[], None], had_clients: Callable[[], bool]) -> None:
-    """Learn until that ends by itself: nothing that a client sends can end a run.
-
-    Also if it has left since: what it sent is learnt from later.
-    """
-    repeats = RepeatFilter()
-    while True:
-        try:
-            run_learn()
-            return
-        except NothingFinite as error:
-            if not had_clients():
-                raise
-            shown = repeats.take(str(error), key="nothing finite")
-            if shown is not None:
-                logger.error("%s The run goes on, as it may be a client's doing.", shown)
-
-
 def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> None:
     """The main thread's loop. At its end no actor and no thread is left."""
     rollout_bytes = (flags.unroll_length + 1) * source.spec.row_bytes
@@ -475,7 +454,9 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
     synchronize(learner.device, actor_device)
     finished = learner.finished
 
-    def run_learn() -> None:
+    def run_learner() -> None:
+        set_cpu_threads(flags.learner_cpu_threads)
+        torch.set_flush_denormal(True)  # means of squares of weights that are never used
         learn(
             flags,
             connections,
@@ -486,11 +467,6 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
             stats={},
             learner=learner,
         )
-
-    def run_learner() -> None:
-        set_cpu_threads(flags.learner_cpu_threads)
-        torch.set_flush_denormal(True)  # means of squares of weights that are never used
-        survive_client_errors(run_learn, had_clients=lambda: learner.rounds.any_clients)
 
     def run_inference() -> None:
         set_cpu_threads(1)
@@ -559,9 +535,10 @@ def _settings_of(flags: Any) -> Settings:
     """Flags of code for TorchBeast know less than ours; what they lack is as it was there."""
     if isinstance(flags, Settings):
         return flags
+    default = dataclasses.asdict(Settings(vtrace_lambda=1.0, reward_clipping="abs_one"))
+    values = {name: getattr(flags, name, value) for name, value in default.items()}
     # Such code ends training itself, by closing the queue.
-    settings = settings_of(flags, vtrace_lambda=1.0, reward_clipping="abs_one")
-    return dataclasses.replace(settings, total_steps=sys.maxsize)
+    return Settings(**{**values, "total_steps": sys.maxsize})
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from libtorchbeast.environments import Group
 from libtorchbeast.rpc.actor_client import ActorLink
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.tree import map_tree
+from tests.helpers.default_flags import default_flags
 from tests.helpers.remote import Learner
 from tests.helpers.threads import run_in_threads
 from torchbeast import polybeast_learner
 from torchbeast.envs import EnvOptions, look_at, make_envs
-from torchbeast.run.flags import default_flags
 from torchbeast.run.model_offer import ModelOffers
 from torchbeast.run.remote_actor import Actor
 from torchbeast.run.training import build_learner

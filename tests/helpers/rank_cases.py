@@ -16,9 +16,9 @@ from torch import nn
 from tests.helpers.batches import make_batch
 from tests.helpers.specs import spec_for
 from torchbeast.core.learner import Learner
-from torchbeast.core.nonfinite import pick_columns
 from torchbeast.core.rank_stats import SharedStats
 from torchbeast.core.ranks import ALONE
+from torchbeast.core.rollouts import pick_columns
 from torchbeast.models import make_model
 from torchbeast.models.normalization import NormalizedObservations
 from torchbeast.run.flags import TrainingFlags

@@ -26,14 +26,20 @@ from torchbeast.core.losses import (
     run_model,
 )
 from torchbeast.core.minibatches import deal_out
-from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite, pick_columns
+from torchbeast.core.nonfinite import describe_rollouts, find_nonfinite
 from torchbeast.core.optimizers import load_optimizer, make_optimizer
 from torchbeast.core.precision import wants_bf16
 from torchbeast.core.rank_rounds import Decision, Rounds
 from torchbeast.core.rank_stats import mean_figures, merge_figures
 from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.reward_scale import RewardScale
-from torchbeast.core.rollouts import Rollouts, drop_old_rollouts, finished_episodes, policy_lag
+from torchbeast.core.rollouts import (
+    Rollouts,
+    drop_old_rollouts,
+    finished_episodes,
+    pick_columns,
+    policy_lag,
+)
 from torchbeast.core.running_moments import MAX_DEVIATIONS
 from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
@@ -88,6 +94,7 @@ class Learner:
         """The environment behind a number in a batch's `source`, for people."""
         self._skipped_in_a_row = 0
         self._last_nonfinite = ""
+        self._outliers = 0  # of the batch in hand, in running statistics
         self._repeats = RepeatFilter()
         self._sees_single_rows = getattr(model, "sees_single_rows", False)
         self._reward_scale = (
@@ -180,9 +187,7 @@ class Learner:
         """
         if int(self.ranks.sum(torch.tensor(0 if mine is None else mine.num_steps))) == 0:
             return []
-        same: dict[str, float] = {"outliers": self._observe(mine)}
-        if mine is not None:
-            same["policy_lag"] = float(mine.lag[mine.mask].float().mean())
+        self._outliers = self._observe(mine)
         batch, initial_state, goals = self._set_goals(mine)
         mask = goals.mask if isinstance(goals, Targets) else None if mine is None else mine.mask
         steps = []
@@ -194,8 +199,7 @@ class Learner:
             metrics = self._find_gradient(*part)
             if not math.isfinite(metrics["grad_norm"]):
                 return None
-            figures = {**metrics, **same} if num_steps > 0 else metrics
-            steps.append({**figures, "weight": num_steps})
+            steps.append({**metrics, "weight": num_steps})
             self.optimizer.step()
         return steps
 
@@ -267,8 +271,10 @@ class Learner:
     def _report(self, mine: Rollouts | None, steps: list[dict[str, float]]) -> None:
         """Exchange the figures of an update with the other ranks, and count it if there was one."""
         own = mean_figures(steps)
-        self._report_outliers(int(own.pop("outliers", 0)))
         num_steps = mine.num_steps if mine is not None and steps else 0
+        if mine is not None and num_steps > 0:
+            own["policy_lag"] = float(mine.lag[mine.mask].float().mean())
+            self._report_outliers(self._outliers)
         message = {"steps": num_steps, "figures": own, "news": self.stats.take_news()}
         messages = self.ranks.exchange(message)
         self.stats.add_news([message["news"] for message in messages])
@@ -323,16 +329,22 @@ class Learner:
             logger.warning("%s: %d numbers of the last batch.", text, number)
 
     def _skip(self) -> None:
-        """Count an update that cannot be made; NothingFinite if it goes on like this."""
+        """Count an update that cannot be made; NothingFinite if it goes on like this, unless it
+        may be a client's doing: nothing that one sends ends a run."""
         self.stats.count("skipped_updates", int(self.ranks.rank == 0))  # all ranks skip it
         self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= MAX_SKIPPED_UPDATES:
-            raise NothingFinite(
-                f"The gradient must be finite, and was not for {self._skipped_in_a_row} updates in "
-                f"a row at step {self.stats.step}; the last time because of "
-                f"{self._last_nonfinite}. Lower --learning_rate, clip rewards, or look at what "
-                "these environments send."
-            )
+        if self._skipped_in_a_row < MAX_SKIPPED_UPDATES:
+            return
+        text = (
+            f"The gradient must be finite, and was not for {self._skipped_in_a_row} updates in a "
+            f"row at step {self.stats.step}; the last time because of {self._last_nonfinite}. "
+            "Lower --learning_rate, clip rewards, or look at what these environments send."
+        )
+        if not self.rounds.any_clients:
+            raise NothingFinite(text)
+        shown = self._repeats.take(text, key="nothing finite")
+        if shown is not None:
+            logger.error("%s The run goes on, as it may be a client's doing.", shown)
 
     def state_dict(self) -> dict[str, Any]:
         """All there is to go on from, under the names of TorchBeast's checkpoints."""

@@ -13,7 +13,6 @@ MEANS = {
     "effective_sample_size",
     "explained_variance",
     "grad_norm",
-    "outliers",
     "policy_lag",
 }
 # Of what comes with no update: sizes, which add up. All others are means.

@@ -1,12 +1,13 @@
 """What a batch says besides what is learnt from it: how old it is, and which episodes ended."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from libtorchbeast.tree import map_tree
 from torchbeast.core.losses import Batch
-from torchbeast.core.nonfinite import pick_columns
 
 
 class Rollouts(NamedTuple):
@@ -29,6 +30,17 @@ class Rollouts(NamedTuple):
         """The others, if there are any."""
         kept = [i for i in range(self.lag.shape[1]) if i not in columns]
         return Rollouts(*pick_columns(tuple(self), kept)) if kept else None
+
+
+def pick_columns(tree: Any, columns: Sequence[int] | Tensor) -> Any:
+    """These rollouts of a tree of tensors [T, B, ...] or [B]."""
+
+    def pick(x: Tensor) -> Tensor:
+        # Whole rows are copied: on a CPU that takes a tenth of the time of x[:, columns].
+        index = torch.as_tensor(columns, device=x.device)
+        return x.index_select(0 if x.dim() == 1 else 1, index)
+
+    return map_tree(pick, tree)
 
 
 def policy_lag(batch: Batch, version: int) -> Tensor:

@@ -1,8 +1,7 @@
 """The settings of the algorithm: what the learner must know, and nothing about runs or machines."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +75,3 @@ class Settings:
     """AdamW's."""
     grad_norm_clipping: float = 40.0
     """Clip of the gradient's global norm."""
-
-
-def settings_of(flags: Any, **defaults: Any) -> Settings:
-    """Those that `flags`, an object of any kind, has; for the others `defaults`, or ours."""
-    values: dict[str, Any] = dataclasses.asdict(Settings()) | defaults
-    return Settings(**{name: getattr(flags, name, value) for name, value in values.items()})

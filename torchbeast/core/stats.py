@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,8 +38,8 @@ class RunningStats:
     def __init__(self, counts: dict[str, Any] | None = None) -> None:
         """Who gives `counts` may let several learners, one at a time, count in the same dict."""
         self.counts = {} if counts is None else counts
-        self.work: dict[str, WorkLog] = defaultdict(WorkLog)
-        """Of this process's threads, by kind: learner, inference."""
+        self.work = {kind: WorkLog() for kind in ("learner", "inference")}
+        """Of this process's threads, by kind."""
         self._lock = threading.Lock()
         self._last_update: dict[str, float] = {}
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)

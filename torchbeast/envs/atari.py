@@ -17,6 +17,7 @@ from libtorchbeast.rows import EpisodeCounter, Row
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import spec_of_space
 from torchbeast.envs.spaces import observe
+from torchbeast.envs.wrappers import wrap
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
 FRAME_SKIP = 4
@@ -148,8 +149,7 @@ def make_single_games(
         env = AtariPreprocessing(env, noop_max=game.noop_max, frame_skip=FRAME_SKIP)
         if game.fire_reset:
             env = _FireReset(env)
-        for wrapper in wrappers:
-            env = wrapper(env)
+        env = wrap(env, wrappers)
         env = FrameStackObservation(env, stack_size=game.frame_stack, padding_type="zero")
         env = TimeLimit(env, max_episode_steps=game.max_episode_frames // FRAME_SKIP)
         env.metadata = {**env.metadata, "render_fps": FRAMES_PER_S // FRAME_SKIP}

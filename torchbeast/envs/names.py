@@ -48,6 +48,10 @@ def check_env(options: EnvOptions) -> None:
     _ = options.kwargs, options.wrapper_classes  # or UsageError
     if options.frame_stack is not None and options.frame_stack < 1:
         raise UsageError(f"frame_stack must be at least 1, got {options.frame_stack}.")
+    if options.noop_max < 0:
+        raise UsageError(f"noop_max must not be negative, got {options.noop_max}.")
+    if options.sticky_actions is not None and not 0 <= options.sticky_actions <= 1:
+        raise UsageError(f"sticky_actions must be from 0 to 1, got {options.sticky_actions}.")
 
 
 def _find_in_module(name: str, module_name: str, attribute: str) -> Maker:

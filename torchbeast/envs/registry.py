@@ -21,7 +21,7 @@ from torchbeast.envs.options import EnvOptions
 from torchbeast.envs.parallel import ParallelEnvs, check_agents, has_agents
 from torchbeast.envs.spaces import observe
 from torchbeast.envs.vector import VectorEnvs
-from torchbeast.envs.wrappers import stack_frames
+from torchbeast.envs.wrappers import stack_frames, wrap
 from torchbeast.errors import UsageError
 
 
@@ -194,20 +194,8 @@ def _from_factory(
     if not has_agents(first[0]):
         return _single_envs(options, make, num_envs, seed)
     _refuse_frame_stack(options, "games of several agents")
-    return ParallelEnvs(_wrapped(options, make), num_envs, seed, whole_games)
-
-
-def _wrapped(options: EnvOptions, make_env: Callable[[], Any]) -> Callable[[], Any]:
-    """`make_env` with the wrappers around what it makes."""
     wrappers = options.wrapper_classes
-
-    def make_wrapped() -> Any:
-        env = make_env()
-        for wrapper in wrappers:
-            env = wrapper(env)
-        return env
-
-    return make_wrapped if wrappers else make_env
+    return ParallelEnvs(lambda: wrap(make(), wrappers), num_envs, seed, whole_games)
 
 
 def _refuse_frame_stack(options: EnvOptions, made: str) -> None:
@@ -219,7 +207,7 @@ def _refuse_frame_stack(options: EnvOptions, made: str) -> None:
 
 
 def _vector_envs(options: EnvOptions, env: Any, seed: int | None) -> VectorEnvs:
-    env = _wrapped(options, lambda: env)()
+    env = wrap(env, options.wrapper_classes)
     if not isinstance(env, VectorEnv):
         raise UsageError(
             f"--env {options.env}: a factory that takes num_envs must return a "
@@ -233,10 +221,12 @@ def _vector_envs(options: EnvOptions, env: Any, seed: int | None) -> VectorEnvs:
 def _single_envs(
     options: EnvOptions, make_env: Callable[[], Any], num_envs: int, seed: int | None
 ) -> SyncEnvs:
-    make_wrapped, num_stacked = _wrapped(options, make_env), options.frame_stack or 1
+    wrappers, num_stacked = options.wrapper_classes, options.frame_stack or 1
 
-    def make_stacked() -> Any:
-        env = make_wrapped()
+    def make() -> Any:
+        env = wrap(make_env(), wrappers)
+        if num_stacked == 1:
+            return env
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"--frame_stack {num_stacked} takes Gymnasium's environments, got "
@@ -244,7 +234,6 @@ def _single_envs(
             )
         return stack_frames(env, num_stacked)
 
-    make = make_stacked if num_stacked > 1 else make_wrapped
     envs = SyncEnvs(make, num_envs, seed, observe, masks=True)
     try:
         spec_or(None, getattr(envs.envs[0], "observation_space", None))

@@ -1,6 +1,7 @@
 """Wrappers of single environments that know masks of actions: stacks of observations, and masks
 in the observation, wherever the environment offers them."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -9,6 +10,13 @@ from gymnasium.wrappers import FrameStackObservation
 
 from libtorchbeast.action_masks import ActionMasks, count_choices, find_masks, with_mask
 from libtorchbeast.specs import ACTION_MASK
+
+
+def wrap(env: Any, wrappers: Sequence[Callable[[Any], Any]]) -> Any:
+    """With the wrappers around it, the first one innermost."""
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
 
 
 def stack_frames(env: gymnasium.Env, number: int) -> gymnasium.Env:

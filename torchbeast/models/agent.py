@@ -15,7 +15,15 @@ from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.agent_output import AgentOutput, AgentState
 from torchbeast.core.distributions import make_distribution
 from torchbeast.core.ranks import ALONE, Ranks
-from torchbeast.models.encoders import MLP, DeepConv, ShallowConv, keep_scale, make_encoder
+from torchbeast.models.encoders import (
+    MLP,
+    DeepConv,
+    ShallowConv,
+    TreeEncoder,
+    keep_in,
+    keep_scale,
+    make_encoder,
+)
 from torchbeast.models.frames import JoinedNumbers, as_spec
 
 MAX_PREPARED_BYTES = 1 << 29  # of a batch; the default one for Atari has 117 MB
@@ -106,7 +114,8 @@ class Agent(nn.Module):
             rows, columns = mask.nonzero(as_tuple=True)
             chosen = torch.randperm(len(rows)).to(rows.device)[:MAX_OBSERVED]
             some = map_tree(lambda x: x[rows[chosen], columns[chosen]], frame)
-        self.encoder.observe(some, ranks)
+        encoder = self.encoder
+        (encoder if isinstance(encoder, TreeEncoder) else encoder.images).observe(some, ranks)
         return 0.0
 
     def prepare_frames(self, frame: Any) -> Any:
@@ -129,7 +138,7 @@ class Agent(nn.Module):
         """
         for module in self.encoder.modules() if type(self) is Agent else ():
             if isinstance(module, (ShallowConv, DeepConv)):
-                module.keep_in(dtype)
+                keep_in(dtype, module)
 
     def forward(
         self, inputs: dict[str, Any], core_state: AgentState = ()

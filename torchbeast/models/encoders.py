@@ -34,15 +34,6 @@ class ShallowConv(nn.Module):
         x = x.permute(0, 2, 3, 1).flatten(1)  # in the order of memory: nothing is copied
         return torch.relu_(self.output(x))
 
-    def keep_in(self, dtype: torch.dtype) -> None:
-        """Keep the weights in `dtype`; pixels are normalised in float32 before."""
-        self.convs.to(dtype)
-        self.output.to(dtype)
-
-    def observe(self, frame: Tensor | None, ranks: Ranks) -> None:
-        """Take frames [N, ...] into the running statistics of pixels."""
-        self.images.observe(frame, ranks)
-
 
 class DeepConv(nn.Module):
     """The paper's deep net: three sections of a convolution, a pooling and two residual blocks."""
@@ -71,15 +62,6 @@ class DeepConv(nn.Module):
     def forward(self, frame: Tensor) -> Tensor:
         x = self.convs(self.images(frame, self.linear.weight.dtype))
         return torch.relu_(self.linear(x.flatten(1)))
-
-    def keep_in(self, dtype: torch.dtype) -> None:
-        """Keep the weights in `dtype`; pixels are normalised in float32 before."""
-        self.convs.to(dtype)
-        self.linear.to(dtype)
-
-    def observe(self, frame: Tensor | None, ranks: Ranks) -> None:
-        """Take frames [N, ...] into the running statistics of pixels."""
-        self.images.observe(frame, ranks)
 
 
 class ResidualBlock(nn.Module):
@@ -152,7 +134,7 @@ class TreeEncoder(nn.Module):
         leaves = None if frame is None else dict(leaves_of(frame))
         for net, k in zip(self.images, self._images, strict=True):
             assert isinstance(net, (ShallowConv, DeepConv))
-            net.observe(None if leaves is None else leaves[k], ranks)
+            net.images.observe(None if leaves is None else leaves[k], ranks)
 
 
 def make_encoder(
@@ -162,6 +144,13 @@ def make_encoder(
     if not isinstance(frame, ArraySpec):
         return TreeEncoder(name, frame, normalize_images)
     return MLP(frame) if name == "mlp" else IMAGE_ENCODERS[name](frame, normalize_images)
+
+
+def keep_in(dtype: torch.dtype, net: ShallowConv | DeepConv) -> None:
+    """Keep an image net's weights in `dtype`; pixels are normalised in float32 before."""
+    for child in net.children():
+        if child is not net.images:
+            child.to(dtype)
 
 
 def keep_scale(module: nn.Module, gain: float = math.sqrt(2)) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from libtorchbeast.action_masks import count_choices
+from libtorchbeast.rollouts import MODEL_FLAGS
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, describe, split_mask
 from libtorchbeast.tree import leaves_of, map_tree
@@ -25,15 +26,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, and those by name
 
 def build_model(flags: Any, spec: Spec) -> nn.Module:
     """The agent that flags ask for."""
-    return make_model(
-        flags.model,
-        spec,
-        flags.use_lstm,
-        flags.normalize_observations,
-        flags.squash_actions,
-        flags.separate_nets,
-        flags.normalize_images,
-    )
+    return make_model(flags.model, spec, **{name: getattr(flags, name) for name in MODEL_FLAGS})
 
 
 def build_distribution(flags: Any, spec: Spec) -> Distribution:

@@ -21,7 +21,7 @@ FIGURES = {
     "mean_episode_return": Figure("episodes", "mean return of the last 100 episodes"),
     "eval_return": Figure("episodes", "mean return of the last evaluation (`--eval_every`)"),
     "eval_step": Figure("episodes", "step of the weights in it", "{:,.0f}", in_view=False),
-    "total_loss": Figure("train", "sum of the losses below, per batch"),
+    "total_loss": Figure("train", "sum of the losses below, per step of the optimizer"),
     "episodes": Figure("episodes", "episodes that have ended", "{:,.0f}"),
     "mean_episode_step": Figure("episodes", "mean length of the last 100 episodes", "{:,.0f}"),
     "pg_loss": Figure("train", "policy gradient", in_view=False),

@@ -35,32 +35,50 @@ logger = logging.getLogger("torchbeast")
 FILE_NAME = "model.tar"
 BEST_NAME = "model-best.tar"
 STEP_PREFIX = "model-step-"
+UPDATE_S = 600.0  # more than any update takes
 
 
 def save(path: Path, learner: Learner, flags: TrainingFlags, spec: Spec | None = None) -> None:
     """Write the newest checkpoint, and keep it among the last few and if it is the best.
 
-    `spec` is of the environments, so that the agent can be used without any.
+    It is packed between two updates, and written while the next ones go on. `spec` is of the
+    environments, so that the agent can be used without any.
     """
-    contents = {
-        **learner.state_dict(),
-        "flags": flags.as_plain_dict(),
-        "random_state": _random_state(),
-        "spec": None if spec is None else _to_text(spec),
-    }
-    # In memory first: torch.save hides what a file says (no space left) behind an error of its own.
     packed = io.BytesIO()
-    torch.save(contents, packed)
+    with between_updates(learner, UPDATE_S) as is_between:
+        if not is_between:  # an update that never ends must not spoil it
+            logger.error("The update in progress did not end; the checkpoint stays as it was.")
+            return
+        contents = {
+            **learner.state_dict(),
+            "flags": flags.as_plain_dict(),
+            "random_state": _random_state(),
+            "spec": None if spec is None else _to_text(spec),
+        }
+        # To memory: torch.save hides what a file says (no space left) behind an error of its own.
+        torch.save(contents, packed)
+        step, mean = learner.stats.step, _mean_return(contents)
     write_whole(path, packed.getbuffer())
     if flags.keep_checkpoints > 1:
-        _keep(path, path.with_name(f"{STEP_PREFIX}{learner.stats.step}.tar"))
+        _keep(path, path.with_name(f"{STEP_PREFIX}{step}.tar"))
     num_kept = flags.keep_checkpoints if flags.keep_checkpoints > 1 else 0
     for old in _last_few(path.parent)[num_kept:]:
         old.unlink(missing_ok=True)
-    best, mean = path.with_name(BEST_NAME), _mean_return(contents)
+    best = path.with_name(BEST_NAME)
     if mean is not None and _is_best(best, mean):
         _keep(path, best)
         _best_means[best] = mean
+
+
+@contextmanager
+def between_updates(learner: Learner, timeout_s: float) -> Iterator[bool]:
+    """While entered no update is made; False if the one in progress has not ended in time."""
+    is_between = learner.lock.acquire(timeout=timeout_s)
+    try:
+        yield is_between
+    finally:
+        if is_between:
+            learner.lock.release()
 
 
 def write_whole(path: Path, data: memoryview) -> None:

@@ -28,7 +28,7 @@ from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import Child, Supervisor
 from torchbeast import own_code
 from torchbeast.core.learner import Learner
-from torchbeast.run.checkpoint import load, write_whole
+from torchbeast.run.checkpoint import between_updates, load, write_whole
 from torchbeast.run.evaluate import Player
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.disk import IgnoreWriteErrors
@@ -55,12 +55,13 @@ class Evaluation:
         self._next_at = 0
         self._is_playing = False
         self._write_errors = IgnoreWriteErrors("the weights for evaluation")
-        self._code = own_code.pack()
+        self._code = b""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
 
     def __enter__(self) -> None:
         if self._flags.eval_every:
+            self._code = own_code.pack()
             self._plan_next()
             self._remove_files()  # of a run that was killed
             self._thread.start()
@@ -106,15 +107,13 @@ class Evaluation:
         """Give the newest weights to the process, if it is time and it has played the last."""
         if self._is_playing or self._learner.stats.step < self._next_at:
             return
-        if not self._learner.lock.acquire(timeout=POLL_S):
-            return  # later
-        try:
+        packed = io.BytesIO()
+        with between_updates(self._learner, POLL_S) as is_between:
+            if not is_between:
+                return  # later
             step = self._learner.stats.step
             contents = {"step": step, "model_state_dict": self._learner.model.state_dict()}
-            packed = io.BytesIO()
             torch.save(contents, packed)
-        finally:
-            self._learner.lock.release()
         write_whole(self._weights, packed.getbuffer())
         self._is_playing = True
         self._plan_next()

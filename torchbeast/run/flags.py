@@ -19,8 +19,8 @@ from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import check_model
 from torchbeast.run import recipes
 
-Source = Literal["recipe", "agents of a game", "saved run", "command line"]
-STRENGTH: tuple[Source, ...] = get_args(Source)  # the last one wins
+Origin = Literal["recipe", "agents of a game", "saved run", "command line"]
+STRENGTH: tuple[Origin, ...] = get_args(Origin)  # the last one wins
 
 
 def num_cores() -> int:
@@ -95,7 +95,7 @@ class TrainingFlags(Settings, EnvOptions):
     learner_cpu_threads: int = min(8, max(1, num_cores() // 2))
     """Cores that one update may use (PyTorch's intra-op threads)."""
 
-    sources: Annotated[dict[str, Source], tyro.conf.Fixed, tyro.conf.Suppress] = field(
+    sources: Annotated[dict[str, Origin], tyro.conf.Fixed, tyro.conf.Suppress] = field(
         default_factory=dict, compare=False
     )
     """Where the values come from; those that are not named here have their defaults."""
@@ -196,7 +196,6 @@ _POSITIVE = (
 )
 _NOT_NEGATIVE = (
     "seed",
-    "noop_max",
     "entropy_cost",
     "baseline_cost",
     "clip_ratio",
@@ -204,12 +203,12 @@ _NOT_NEGATIVE = (
     "weight_decay",
     "eval_every",
 )
-_FRACTIONS = ("discounting", "alpha", "momentum", "vtrace_lambda", "sticky_actions")
+_FRACTIONS = ("discounting", "alpha", "momentum", "vtrace_lambda")
 
 FlagsT = TypeVar("FlagsT", bound=TrainingFlags)
 
 
-def with_values(flags: FlagsT, source: Source, values: Mapping[str, Any]) -> FlagsT:
+def with_values(flags: FlagsT, source: Origin, values: Mapping[str, Any]) -> FlagsT:
     """The flags with these values, unless a stronger source has set them; in any order, any time.
 
     Names that are no flags are left out: recipes and saved runs serve several programs.
@@ -260,9 +259,3 @@ def with_given_batch(flags: FlagsT) -> FlagsT:
     if not flags.is_given("batch_size") or flags.is_given("target_policy_lag"):
         return flags
     return with_values(flags, "command line", {"target_policy_lag": None})
-
-
-def default_flags(flags_class: type[FlagsT], env: str, recipe: str = "default") -> FlagsT:
-    """The flags that are right for this environment."""
-    flags = dataclasses.replace(flags_class(), env=env, recipe=recipe)  # type: ignore[arg-type]
-    return with_recipe(flags)

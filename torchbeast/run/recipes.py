@@ -9,7 +9,7 @@ from typing import Any
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import split_mask
 from libtorchbeast.tree import leaves_of
-from torchbeast.envs import REMOTE, EnvOptions, is_atari, look_at
+from torchbeast.envs import REMOTE, EnvOptions, is_atari
 from torchbeast.models.factory import choose_encoder
 from torchbeast.models.frames import find_layout
 
@@ -102,12 +102,12 @@ PAPER = {
 def find(
     options: EnvOptions, recipe: str, model: str = "auto", spec: Spec | None = None
 ) -> dict[str, Any]:
-    """What differs from the flags' own defaults for such environments and this model."""
+    """What differs from the flags' own defaults for such environments and this model; without a
+    `spec` nobody knows yet."""
     if recipe == "paper":
         return PAPER
-    if options.env == REMOTE and spec is None:
+    if spec is None:
         return {}
-    spec = look_at(options) if spec is None else spec
     changes = _for_frames(spec, model)
     if options.env == REMOTE:
         return changes

@@ -36,7 +36,6 @@ from torchbeast.runtime.process import seed_everything
 
 logger = logging.getLogger("torchbeast")
 
-UPDATE_S = 600.0  # more than any update takes
 RETRY_S = 60.0  # until a checkpoint that could not be written is tried again
 ENDING_S = 5.0  # for the processes of a run that was killed to end
 
@@ -69,6 +68,7 @@ class Run:
         self._stop = stop
         self._reporter = reporter
         self._spec = spec
+        self._path = flags.rundir / checkpoint.FILE_NAME
         self._save_at = time.monotonic() + flags.checkpoint_interval_s
         self._write_errors = IgnoreWriteErrors("the checkpoint")
         self._looks_for_info = bool(flags.info_names)
@@ -91,7 +91,7 @@ class Run:
         self._look_for_info()
         if time.monotonic() >= self._save_at and not self._flags.disable_checkpoint:
             with self._write_errors:
-                save(self._flags, self._learner, self._spec)
+                checkpoint.save(self._path, self._learner, self._flags, self._spec)
             pause_s = self._flags.checkpoint_interval_s
             failed = self._write_errors.is_failing
             self._save_at = time.monotonic() + (min(pause_s, RETRY_S) if failed else pause_s)
@@ -108,17 +108,6 @@ class Run:
                 "environment the first %d names with numbers are taken.",
                 ", ".join(missing), MAX_NAMES,
             )  # fmt: skip
-
-
-def save(flags: TrainingFlags, learner: Learner, spec: Spec | None) -> None:
-    """Write a checkpoint between two updates; an update that never ends must not spoil it."""
-    if not learner.lock.acquire(timeout=UPDATE_S):
-        logger.error("The update in progress did not end; the checkpoint stays as it was.")
-        return
-    try:
-        checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner, flags, spec)
-    finally:
-        learner.lock.release()
 
 
 def _open_files(flags: TrainingFlags, resumed_at: int | None) -> FileWriter:
@@ -276,7 +265,7 @@ def _take_weights(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] 
 def _save_last(flags: TrainingFlags, learner: Learner, spec: Spec | None) -> bool:
     """Whether the last checkpoint could be written."""
     try:
-        save(flags, learner, spec)
+        checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner, flags, spec)
     except OSError as error:
         logger.error(
             "The checkpoint of the last step, %d, cannot be written: %s; the one before stays.",

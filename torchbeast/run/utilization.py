@@ -26,16 +26,15 @@ class Stages:
         self._learner_queue = learner_queue
         self._batcher = batcher
         self._before = pool.counts()
-        self._padded = 0
 
     def poll(self) -> None:
         counts = self._pool.counts()
+        new = {name: count - self._before[name] for name, count in counts.items()}
+        self._before = counts
         waits = {
-            f"actors_wait_for_{who}": counts[f"seconds_for_{who}"]
-            - self._before[f"seconds_for_{who}"]
+            f"actors_wait_for_{who}": new[f"seconds_for_{who}"]
             for who in ("environments", "agent", "learner")
         }
-        self._before = counts
         total = sum(waits.values())  # 0 if no wait has ended since the last look
         self._stats.observe(
             {
@@ -45,9 +44,7 @@ class Stages:
                 **{name: seconds / total for name, seconds in waits.items() if total > 0},
             }
         )
-        padded = int(counts["padded_rollouts"])
-        self._stats.count("padded_rollouts", padded - self._padded)
-        self._padded = padded
+        self._stats.count("padded_rollouts", int(new["padded_rollouts"]))
 
 
 class Trace:

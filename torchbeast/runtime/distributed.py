@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.learner import Learner, NothingFinite, Publish
+from torchbeast.core.learner import Learner, Publish
 from torchbeast.core.rank_rounds import IDLE_ROUND_S, Stop
 from torchbeast.core.ranks import ALONE, LostLearner, Place, Ranks
 from torchbeast.runtime.threads import Threads, set_cpu_threads
@@ -65,11 +65,7 @@ def attend_rounds(learner: Learner, publish: Publish) -> Iterator[None]:
         while not ended.wait(IDLE_ROUND_S) and not learner.finished.is_set():
             if learner.rounds.idle_s < IDLE_ROUND_S:
                 continue
-            try:
-                learner.update(None, (), publish)
-            except NothingFinite:
-                if not learner.rounds.any_clients:  # else it is the learner threads' business
-                    raise
+            learner.update(None, (), publish)
 
     threads = Threads("idle-rank", 1, attend, learner.finished)
     try:

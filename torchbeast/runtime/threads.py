@@ -69,34 +69,21 @@ class Threads:
             self._finished.set()
 
 
-class BusyClock:
-    """Reports which part of its time a thread waits for the next item, as `<name>_idle`, and
-    notes in the `work` of the statistics when it does not."""
-
-    def __init__(self, name: str, stats: RunningStats | None) -> None:
-        self._name = name
-        self._stats = stats
-        self._work = WorkLog() if stats is None else stats.work[name]
-        self._waited_s = 0.0
-        self._noted_at = time.monotonic()
-
-    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, with a look at the clock before and after each."""
-        iterator = iter(items)
-        while True:
-            started_at = time.monotonic()
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            self._waited_s = time.monotonic() - started_at
-            with self._work.at_work():
-                yield item
-
-    def note(self, **figures: float) -> None:
-        """Report on the time since the last call, and these figures with it."""
+def watch(name: str, items: Iterable[Item], stats: RunningStats | None) -> Iterator[Item]:
+    """The items; reports which part of its time the calling thread waits for them, as
+    `<name>_idle`, and when it does not in the `work` of the statistics."""
+    work = WorkLog() if stats is None else stats.work[name]
+    iterator = iter(items)
+    ended_at = time.monotonic()
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        waited_s = time.monotonic() - ended_at
+        with work.at_work():
+            yield item
         now = time.monotonic()
-        if self._stats is not None and now > self._noted_at:
-            idle = min(1.0, self._waited_s / (now - self._noted_at))
-            self._stats.observe({f"{self._name}_idle": idle, **figures})
-        self._noted_at = now
+        if stats is not None and now > ended_at:
+            stats.observe({f"{name}_idle": waited_s / (now - ended_at)})
+        ended_at = now
