@@ -31,7 +31,7 @@ from torchbeast.models import build_model
 from torchbeast.run.command_line import parse
 from torchbeast.run.flags import num_cores
 from torchbeast.runtime.actor_model import ActorModel
-from torchbeast.runtime.process import keep_freed_memory
+from torchbeast.runtime.process_setup import keep_freed_memory
 
 WARM_UP_S = 15.0  # environments take their time to start
 

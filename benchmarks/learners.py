@@ -29,7 +29,7 @@ from torchbeast.run.recipes import VECTOR
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import build_learner
 from torchbeast.runtime.distributed import join_ranks
-from torchbeast.runtime.process import keep_freed_memory
+from torchbeast.runtime.process_setup import keep_freed_memory
 
 A = 6
 SIZES = (1, 2, 4)

@@ -1,6 +1,6 @@
 """The data plane: moves nests of tensors between threads, in batches, outside the interpreter lock.
 
-Knows no machine learning. The queues are C++ (cpp/); docs/core.md says how they work.
+Knows no machine learning. The queues are C++ (cpp/); docs/cpp_core.md says how they work.
 
 What is exported is imported when it is first used. Processes that need only the pure Python parts
 (rows, environments, seeding, tree) load neither compiled code nor gRPC.

@@ -10,7 +10,7 @@ from libtorchbeast.rows import Spec
 from libtorchbeast.specs import discrete, spec_of_space
 from libtorchbeast.tree import map_tree
 from tests.helpers import training
-from torchbeast.run.model_trial import random_rows, try_model
+from torchbeast.run.model_check import random_rows, try_model
 
 MODULES = {"gru": gru_memory, "transformer": transformer_memory}
 

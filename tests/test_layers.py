@@ -43,12 +43,12 @@ ALLOWED = {
     "nest": set(),
     "libtorchbeast": {"nest", "torch"},
     "torchbeast/errors.py": set(),
-    "torchbeast/own_code.py": {"torchbeast.errors"},
-    "torchbeast/envs": {"torchbeast.errors", "torchbeast.own_code", *PURE},
+    "torchbeast/user_code.py": {"torchbeast.errors"},
+    "torchbeast/envs": {"torchbeast.errors", "torchbeast.user_code", *PURE},
     "torchbeast/core": {"torchbeast.errors", "torchbeast.envs", "torch", *PURE},
     "torchbeast/models": {
         "torchbeast.errors",
-        "torchbeast.own_code",
+        "torchbeast.user_code",
         "torchbeast.envs",
         "torchbeast.core",
         "torch",
@@ -56,7 +56,7 @@ ALLOWED = {
     },
     "torchbeast/runtime": {
         "torchbeast.errors",
-        "torchbeast.own_code",
+        "torchbeast.user_code",
         "torchbeast.envs",
         "torchbeast.core",
         "torch",
@@ -71,7 +71,7 @@ ALLOWED = {
     },
     "torchbeast/run": {
         "torchbeast.errors",
-        "torchbeast.own_code",
+        "torchbeast.user_code",
         "torchbeast.envs",
         "torchbeast.models",
         "torchbeast.core",

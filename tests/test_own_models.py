@@ -7,7 +7,7 @@ from torch import nn
 
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import agents_action, spec_of_space
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.envs.spaces import space_of_spec
 from torchbeast.errors import UsageError
 from torchbeast.models import make_model
@@ -58,7 +58,7 @@ class Fixed(nn.Module):
 
 
 def make(function, spec=SPEC):
-    with own_code.offer({"own:Model": function}):
+    with user_code.offer({"own:Model": function}):
         return make_model("own:Model", spec, use_lstm=True)
 
 

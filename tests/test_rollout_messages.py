@@ -20,7 +20,7 @@ from libtorchbeast.rpc.weights import CHUNK_BYTES, Assembly, Publication
 from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import ArraySpec, discrete
 from libtorchbeast.tree import leaves_of, map_tree
-from torchbeast.run.model_offer import tensors_in
+from torchbeast.run.model_for_actors import tensors_in
 from torchbeast.run.remote_actor import load_weights
 from torchbeast.runtime.shared_weights import SharedWeights
 

@@ -14,7 +14,7 @@ from examples.tic_tac_toe import TicTacToe
 from libtorchbeast.tree import map_tree
 from tests.helpers import masked, tasks
 from tests.helpers.saved_run import save_run
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.envs import make_envs
 from torchbeast.errors import UsageError
 from torchbeast.models import as_output
@@ -231,7 +231,7 @@ def test_the_callers_observation_stays_as_it_is(tmp_path):
             output = {"policy_logits": logits, "baseline": logits[..., 0]}
             return {**output, "action": logits.argmax(-1)}, state
 
-    with own_code.offer({"own:Writes": Writes}):
+    with user_code.offer({"own:Writes": Writes}):
         save_run(tmp_path, env="CartPole-v1", model="own:Writes")
     observation = np.ones(4, np.float32)
     load(tmp_path, model=Writes).act(observation)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from libtorchbeast import secret
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.core.file_writer import new_xpid
 from torchbeast.envs import REMOTE
 from torchbeast.envs.options import names_of_code
@@ -66,10 +66,10 @@ def train(
     if flags.get("mode", "train") != "train":
         raise UsageError(f"train() trains, got mode {flags['mode']!r}; torchbeast.evaluate plays.")
     module = _find_beast(beast, given)
-    with own_code.offer(objects), _logging_to_terminal(), keep_random_state():
+    with user_code.offer(objects), _logging_to_terminal(), keep_random_state():
         xpid = flags.get("xpid") or new_xpid()
         settled: TrainingFlags = _settle(module.Flags, {**flags, **given, "xpid": xpid})
-        own_code.pack(names_of_code(settled))  # or UsageError, before anything starts
+        user_code.pack(names_of_code(settled))  # or UsageError, before anything starts
         stop = StopRequest()
         code = _run(module.train, settled, stop)
         if stop.signal == signal.SIGINT:
@@ -99,7 +99,7 @@ def evaluate(
 
     given, objects = name_code(env, model, wrappers)
     mode = "test_render" if render else "test"
-    with own_code.offer(objects), _logging_to_terminal(), keep_random_state():
+    with user_code.offer(objects), _logging_to_terminal(), keep_random_state():
         return play(_settle(Flags, {**flags, **given, "xpid": xpid, "mode": mode}))
 
 

@@ -52,9 +52,9 @@ from torchbeast.run.signals import StopRequest
 from torchbeast.run.stall import Stall
 from torchbeast.run.training import Run, build_learner, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
-from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
-from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
+from torchbeast.runtime.monobeast_actors import ActorProcess, ParentPipe
+from torchbeast.runtime.process_setup import keep_freed_memory, own_device, seed_everything
 from torchbeast.runtime.shared_tensors import (
     SharedTensors,
     TensorSpec,

@@ -18,7 +18,7 @@ from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import Child, Supervisor
 from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at_game
-from torchbeast.envs.parallel import check_agents
+from torchbeast.envs.pettingzoo import check_agents
 from torchbeast.errors import UsageError, require_positive
 from torchbeast.models import check_model
 from torchbeast.polybeast_env import ActorOptions, keep_alive, new_seed, run_program

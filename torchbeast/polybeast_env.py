@@ -28,7 +28,7 @@ from libtorchbeast.rpc.security import Security
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import CANNOT_WORK, NEVER_WORKED, Child, NobodyLeft, Supervisor
 from torchbeast.envs import GROUP_FACTORY, EnvOptions, check_env, look_at_game
-from torchbeast.envs.parallel import check_agents
+from torchbeast.envs.pettingzoo import check_agents
 from torchbeast.errors import UsageError, require_positive
 from torchbeast.run.signals import StopRequest
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from libtorchbeast.helper_process import Helper
-from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
+from torchbeast.runtime.monobeast_actors import ActorProcess, ParentPipe
 
 
 def live_on(pipe: ParentPipe, marker: Path) -> None:

@@ -32,6 +32,7 @@ from torchbeast.core.precision import wants_bf16
 from torchbeast.core.rank_rounds import Decision, Rounds
 from torchbeast.core.rank_stats import mean_figures, merge_figures
 from torchbeast.core.ranks import ALONE, Ranks
+from torchbeast.core.revert_update import Undo, even_out
 from torchbeast.core.reward_scale import RewardScale
 from torchbeast.core.rollouts import (
     Rollouts,
@@ -43,7 +44,6 @@ from torchbeast.core.rollouts import (
 from torchbeast.core.running_moments import MAX_DEVIATIONS
 from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
-from torchbeast.core.undo import Undo, even_out
 
 Publish = Callable[[nn.Module, int], None]
 """Gives the agent a model's weights and their version."""

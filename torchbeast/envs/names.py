@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.envs.options import EnvOptions
 from torchbeast.envs.toys import TOYS
 from torchbeast.errors import UsageError
@@ -29,7 +29,7 @@ def find_maker(options: EnvOptions) -> Maker:
             "--env remote stands for environments that dial in: it needs polybeast_learner "
             "--listen; name an environment to make one here."
         )
-    if (handed_over := own_code.get(name)) is not None:
+    if (handed_over := user_code.get(name)) is not None:
         return handed_over
     if name in TOYS:
         return TOYS[name]
@@ -64,7 +64,7 @@ def _find_in_module(name: str, module_name: str, attribute: str) -> Maker:
             "name a module that Python finds from here, as package.module:factory."
         ) from error
     except Exception as error:
-        where = own_code.say_where(error)
+        where = user_code.say_where(error)
         raise UsageError(f"--env {name}: {module_name!r} fails with {where}.") from error
     factory = getattr(module, attribute, None)
     if callable(factory):

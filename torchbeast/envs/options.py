@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.errors import UsageError
 
 
@@ -64,7 +64,7 @@ class EnvOptions:
     @property
     def wrapper_classes(self) -> list[Any]:
         """Of --wrappers, imported."""
-        return [own_code.find(name, "--wrappers") for name in split_names(self.wrappers)]
+        return [user_code.find(name, "--wrappers") for name in split_names(self.wrappers)]
 
     def import_modules(self) -> None:
         """Those of --import; functions are called once in a process."""
@@ -82,14 +82,14 @@ class EnvOptions:
                     "finds from here."
                 ) from error
             except Exception as error:
-                where = own_code.say_where(error)
+                where = user_code.say_where(error)
                 raise UsageError(f"--import {name}: it fails with {where}.") from error
 
 
 @functools.cache
 def _register(name: str) -> None:
     """Let a function of a package register its environments."""
-    own_code.find(name, "--import")()
+    user_code.find(name, "--import")()
 
 
 def names_of_code(options: EnvOptions) -> list[str]:

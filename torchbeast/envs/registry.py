@@ -14,11 +14,11 @@ from libtorchbeast.rows import Environments, Spec
 from libtorchbeast.seeding import seed_generators
 from libtorchbeast.specs import UnknownSpace, spec_or
 from libtorchbeast.wait_notice import say_if_slow
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.envs import atari
 from torchbeast.envs.names import find_maker
 from torchbeast.envs.options import EnvOptions
-from torchbeast.envs.parallel import ParallelEnvs, check_agents, has_agents
+from torchbeast.envs.pettingzoo import ParallelEnvs, check_agents, has_agents
 from torchbeast.envs.spaces import observe
 from torchbeast.envs.vector import VectorEnvs
 from torchbeast.envs.wrappers import stack_frames, wrap
@@ -50,11 +50,11 @@ def make_envs(
 def make_group(num_envs: int, seed: int, data: bytes = b"", **options: Any) -> Environments:
     """`make_envs` for processes that step environments and pass their rows on at once.
 
-    Workers and servers get its name and plain arguments; `data` is `own_code.pack()` of the process
-    that started them. Rows of single environments are left for who copies them on at once. The
-    process's random generators are seeded, too: an environment may use them.
+    Workers and servers get its name and plain arguments; `data` is `user_code.pack()` of the
+    process that started them. Rows of single environments are left for who copies them on at once.
+    The process's random generators are seeded, too: an environment may use them.
     """
-    own_code.unpack(data)
+    user_code.unpack(data)
     seed_generators(seed)
     envs = make_envs(EnvOptions(**options), num_envs, seed)
     if isinstance(envs, SyncEnvs):
@@ -105,7 +105,7 @@ def look_at_game(options: EnvOptions) -> tuple[Spec, int]:
             raise
         except Exception as error:
             traceback.print_exc()
-            where = own_code.say_where(error)
+            where = user_code.say_where(error)
             raise UsageError(f"--env {options.env} cannot be {does}: {where}.") from error
 
 

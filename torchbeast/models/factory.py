@@ -12,7 +12,7 @@ from libtorchbeast.rollouts import MODEL_FLAGS
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, describe, split_mask
 from libtorchbeast.tree import leaves_of, map_tree
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.core.distributions import Distribution, make_distribution
 from torchbeast.envs.spaces import space_of_spec
 from torchbeast.errors import UsageError
@@ -96,7 +96,7 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
     shapes for a tree), the number of `policy_logits` (for Discrete actions their number) and
     `use_lstm`.
     """
-    make = own_code.find(name, "--model")
+    make = user_code.find(name, "--model")
     known = {
         "frame_shape": map_tree(lambda leaf: leaf.shape, spec.observation),
         "num_actions": distribution.num_params,
@@ -128,7 +128,7 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"--model {name} cannot be made: {own_code.say_where(error)}.") from error
+        raise UsageError(f"--model {name} cannot be made: {user_code.say_where(error)}.") from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {name} must make a torch.nn.Module, got {type(model).__name__}.")
     return model
@@ -178,7 +178,7 @@ def _encoder_for(frame: ArraySpec) -> str:
 def check_model(name: str) -> None:
     """Raise UsageError unless `name` names a model."""
     if ":" in name:
-        own_code.find(name, "--model")
+        user_code.find(name, "--model")
     elif name not in ("auto", *ENCODERS):
         raise UsageError(
             f"--model must be auto, {', '.join(ENCODERS)} or package.module:Class, got {name!r}."

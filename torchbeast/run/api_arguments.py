@@ -17,7 +17,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from torch import nn
 
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.envs.names import did_you_mean
 from torchbeast.envs.options import split_names
 from torchbeast.errors import UsageError
@@ -30,7 +30,7 @@ MAIN = "__main__:"
 
 def name_code(env: Any, model: Any, wrappers: Wrappers) -> tuple[dict[str, str], dict[str, Any]]:
     """The flags that say the same, as strings, and the objects behind those names that only this
-    program has: for `own_code.offer`. What is None or empty has no flag."""
+    program has: for `user_code.offer`. What is None or empty has no flag."""
     objects: dict[str, Any] = {}
     flags: dict[str, str] = {}
     if env is not None:
@@ -79,7 +79,7 @@ def _with_entry_point(spec: EnvSpec) -> EnvSpec:
 
 
 def _name(thing: Any, objects: dict[str, Any]) -> str:
-    name, can_import = own_code.name_of(thing)
+    name, can_import = user_code.name_of(thing)
     if can_import:
         return name
     if objects.setdefault(name, thing) is not thing:

@@ -20,7 +20,7 @@ from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.specs import INT64
 from libtorchbeast.workers import Workers, WorkersConfig
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.envs import GROUP_FACTORY, REMOTE, EnvOptions, look_at
 from torchbeast.envs.options import names_of_code
@@ -82,7 +82,7 @@ class LocalEnvironments:
             envs_per_group=envs_per_group,
             seed=0,  # until `start`
             env_timeout_s=env_timeout_s,
-            factory_data=own_code.pack(names_of_code(options)),
+            factory_data=user_code.pack(names_of_code(options)),
             output_path=output_path,
         )
         self._workers: Workers | None = None

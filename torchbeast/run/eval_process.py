@@ -26,12 +26,12 @@ from libtorchbeast.output_log import FILE_NAME as OUTPUT_NAME
 from libtorchbeast.output_log import OutputLog
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.supervisor import Child, Supervisor
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.core.learner import Learner
 from torchbeast.run.checkpoint import between_updates, load, write_whole
 from torchbeast.run.evaluate import Player
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.runtime.disk import IgnoreWriteErrors
+from torchbeast.runtime.write_errors import IgnoreWriteErrors
 
 logger = logging.getLogger("torchbeast")
 
@@ -61,7 +61,7 @@ class Evaluation:
 
     def __enter__(self) -> None:
         if self._flags.eval_every:
-            self._code = own_code.pack()
+            self._code = user_code.pack()
             self._plan_next()
             self._remove_files()  # of a run that was killed
             self._thread.start()
@@ -180,7 +180,7 @@ def main(text: str) -> None:
     os.nice(NICENESS)
     torch.set_num_threads(1)
     try:
-        own_code.unpack(line.data)
+        user_code.unpack(line.data)
         play_as_asked(as_flags(values["flags"]), line)
     except Exception as error:
         line.send(logging.WARNING, describe_failure(error))

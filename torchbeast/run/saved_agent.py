@@ -12,7 +12,7 @@ from libtorchbeast.action_masks import ActionMasks
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
 from libtorchbeast.specs import ACTION_MASK, ArraySpec, describe, environments_action, split_mask
 from libtorchbeast.tree import map_tree
-from torchbeast import own_code
+from torchbeast import user_code
 from torchbeast.envs import REMOTE, look_at
 from torchbeast.envs.registry import make_env
 from torchbeast.envs.wrappers import show_masks
@@ -93,7 +93,7 @@ class Agent:
         spec = None if "env" in given else checkpoint.spec_in(contents)
         if spec is None and missing:
             raise code_is_missing(path, missing)
-        with own_code.offer(objects):
+        with user_code.offer(objects):
             spec = _look_at(path, flags) if spec is None else spec
             net = build_model(flags, spec)
         checkpoint.load_model(path, contents, net, flags.env, "give another env, or none")
@@ -103,7 +103,7 @@ class Agent:
         def make(render: bool) -> Any:
             if missing:
                 raise code_is_missing(path, missing)
-            with own_code.offer(objects):
+            with user_code.offer(objects):
                 env = make_env(flags.env_options, render)
                 return env if agent._masks is None else show_masks(env, spec.action)
 

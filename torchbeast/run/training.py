@@ -28,11 +28,11 @@ from torchbeast.run import checkpoint, saved_run
 from torchbeast.run.eval_process import Evaluation
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.run.init_from import init_from
-from torchbeast.run.model_trial import try_model
+from torchbeast.run.model_check import try_model
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.stall import Stall
-from torchbeast.runtime.disk import IgnoreWriteErrors
-from torchbeast.runtime.process import seed_everything
+from torchbeast.runtime.process_setup import seed_everything
+from torchbeast.runtime.write_errors import IgnoreWriteErrors
 
 logger = logging.getLogger("torchbeast")
 

@@ -10,7 +10,7 @@ from tests.helpers import training
 from tests.helpers.games import Relay, Signs
 from torchbeast import monobeast, polybeast
 from torchbeast.envs import EnvOptions, look_at, make_envs
-from torchbeast.envs.parallel import ParallelEnvs
+from torchbeast.envs.pettingzoo import ParallelEnvs
 from torchbeast.errors import UsageError
 from torchbeast.run.checkpoint import FILE_NAME, save
 from torchbeast.run.command_line import parse

@@ -14,7 +14,7 @@ from libtorchbeast.specs import spec_of_space
 from libtorchbeast.tree import map_tree
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent
-from torchbeast.run.model_trial import draw, random_rows, try_model
+from torchbeast.run.model_check import draw, random_rows, try_model
 
 SPEC = Spec(ArraySpec("float32", (4,)))
 
@@ -140,7 +140,7 @@ def test_a_mistake_is_one_sentence(sentence):
 
 
 def test_the_sentence_says_where_a_model_fails():
-    with pytest.raises(UsageError, match=r"test_model_trial.py:\d+: return inputs\[.picture.\]"):
+    with pytest.raises(UsageError, match=r"test_model_check.py:\d+: return inputs\[.picture.\]"):
         try_model(broken(forward=raise_in_forward), SPEC, 2)
 
 

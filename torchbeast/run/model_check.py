@@ -14,9 +14,9 @@ from libtorchbeast.tree import leaves_of, map_tree
 from torchbeast.core.agent_output import as_output
 from torchbeast.core.distributions import MAX_BOUND
 from torchbeast.errors import UsageError
-from torchbeast.own_code import say_where
 from torchbeast.report.figures import FIGURES
 from torchbeast.runtime.actor_model import prepare_to_act
+from torchbeast.user_code import say_where
 
 logger = logging.getLogger("torchbeast")
 

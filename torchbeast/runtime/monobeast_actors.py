@@ -27,7 +27,7 @@ from libtorchbeast.helper_process import (
     open_pipe,
     set_up_child,
 )
-from torchbeast import own_code
+from torchbeast import user_code
 
 logger = logging.getLogger("torchbeast")
 
@@ -87,10 +87,10 @@ class ActorProcess:
             self._process = context.Process(
                 target=_run,
                 name=name,
-                args=(function, their_pipe, *handles, args, own_code.pack()),
+                args=(function, their_pipe, *handles, args, user_code.pack()),
             )
             try:
-                with _without_main() if own_code.is_offering() else nullcontext():
+                with _without_main() if user_code.is_offering() else nullcontext():
                     self._process.start()
             except EOFError as error:  # the fork server could not fork, and ended; another will
                 raise OSError(errno.EAGAIN, "the fork server has ended") from error
@@ -145,7 +145,7 @@ def _run(
     LogWriter(os.dup(log.fileno()))
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
-        own_code.unpack(code)
+        user_code.unpack(code)
         function(ParentPipe(pipe), *args)
     except ParentGone:
         pass
