@@ -39,6 +39,7 @@ def choose(masks, random):
     return np.array([random.choice(np.flatnonzero(mask)) for mask in masks])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("space", SPACES)
 def test_the_impossible_never_happens_and_the_learner_masks_as_the_actor_did(space, place):

@@ -130,6 +130,7 @@ def test_gateways_are_the_first_that_the_kernel_kills(token):
 # ------------------------------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("env", -signal.SIGABRT), ("model", 2)])
 @pytest.mark.parametrize("mode", ["train", "test"])
 def test_code_that_a_checkpoint_names_does_not_run(tmp_path, mode, name, code):

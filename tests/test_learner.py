@@ -15,10 +15,10 @@ from torchbeast.core import learner as learner_module
 from torchbeast.core import losses, precision, vtrace
 from torchbeast.core.learner import Learner, finished_episodes
 from torchbeast.core.losses import compute_loss
-from torchbeast.core.nonfinite import pick_columns
 from torchbeast.core.optimizers import load_optimizer, make_optimizer, without_compiler
 from torchbeast.core.precision import autocast
 from torchbeast.core.ranks import OneRank
+from torchbeast.core.rollouts import pick_columns
 from torchbeast.models import make_model, unroll_lstm
 from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import ActorModel, prepare_to_act
@@ -632,6 +632,7 @@ def test_models_may_answer_with_a_tuple_as_in_torchbeast():
     assert loss.item() == pytest.approx(expected.item())
 
 
+@pytest.mark.slow
 def test_a_compiled_model_learns_and_acts_alike(monkeypatch):
     """With dynamo's graphs run by PyTorch itself: to generate code for them takes half a minute."""
     compile_with = nn.Module.compile

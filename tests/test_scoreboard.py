@@ -61,9 +61,13 @@ def test_the_report_compares_after_the_time_that_all_have(make_run, tmp_path, ca
     assert json.loads(last) == {
         "pong": {"ours": 15.0, "best_peer": 4.0, "best_peer_name": "sb3-ppo", "minutes": 10.0}
     }
-    [ours] = [line for line in table if line.startswith("| ours |")]
+    ours, ours_by_steps = [line for line in table if line.startswith("| ours |")]
     assert "| 7.5 (5 to 10) | 15 (10 to 20) |" in ours
     assert "| 9, 1 of 2 never | 540,000 | 1,200 (1,200 to 1,200) | 2000 (2000 to 2000) |" in ours
+    assert ours_by_steps.endswith(
+        "| 2.5 (1.667 to 3.333) | 5 (3.333 to 6.667) | 10 (6.667 to 13.33) "
+        "| 15 (10 to 20) |  | 540,000 |"
+    )
     [variant] = [line for line in table if line.startswith("| ours-with-something-else |")]
     assert variant.endswith("| 166.7 | 333.3 | 666.7 | 1000 |  | 20,000 |")
     for picture in ("scoreboard.png", "variants.png"):
