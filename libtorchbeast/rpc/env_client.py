@@ -14,7 +14,6 @@ from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Broken, Group
-from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.lane_scheduler import Turns, pause
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops
@@ -111,15 +110,14 @@ class EnvironmentClient:
                 await play(group, link, self._tick, greeting.knows_truncation)
             except NO_LINK as error:
                 if connection is not None and isinstance(error, BadAnswer):
-                    _refuse(connection, error)
+                    connection.try_send("refused", **invalid(str(error)).to_json())
                 await pause(redial.pause_after(error))
             except LaneClosed:
                 gone = await why_closed(link, connection)
                 await pause(redial.pause_after(gone))
             except Broken:
                 if connection is not None:
-                    with contextlib.suppress(OSError):
-                        connection.send("failure", text=traceback.format_exc()[-MAX_TEXT:])
+                    connection.try_send("failure", text=traceback.format_exc()[-MAX_TEXT:])
                 raise
             finally:
                 if connection is not None:
@@ -163,9 +161,3 @@ class EnvironmentClient:
             text = traceback.format_exc() if isinstance(error, Broken) else str(error)
             await finish_writing(call, encode_failure(text))
             raise
-
-
-def _refuse(connection: JsonSocket, error: BadAnswer) -> None:
-    refused = invalid(str(error))
-    with contextlib.suppress(OSError):  # nobody may be there to hear it
-        connection.send("refused", code=refused.code, text=str(refused))

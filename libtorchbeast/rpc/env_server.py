@@ -170,11 +170,11 @@ class EnvironmentServer:
         except (EOFError, UnknownProtocol, OSError, LaneClosed):
             pass  # the learner left, or never was one
         except Refused as error:
-            _send(peer, "refused", code=error.code, text=str(error))
+            peer.try_send("refused", **error.to_json())
         except EnvironmentRaised as error:
             text = encodable("".join(traceback.format_exception(error.__cause__)))
             logger.error("%s", text)
-            _send(peer, "failure", text=text[-MAX_TEXT:])
+            peer.try_send("failure", text=text[-MAX_TEXT:])
         except Exception:  # of one peer: the others go on
             logger.exception("A peer at %s could not be served.", self.server_address)
         finally:
@@ -248,11 +248,6 @@ def lane_in(message: dict[str, Any], hello: Hello) -> Lane | None:
     if lane is not None:
         lane.release()  # the memory stays mapped, and descriptors are scarce
     return lane
-
-
-def _send(peer: JsonSocket, kind: str, **values: Any) -> None:
-    with contextlib.suppress(OSError):  # nobody may be there to hear it
-        peer.send(kind, **values)
 
 
 class StreamsBehind:

@@ -217,8 +217,7 @@ class Listener:
         refusal = await self._guard("unix:", serve, ENVIRONMENTS)
         if refusal is not None:
             with contextlib.suppress(EOFError):
-                retry = {} if refusal.retry_s is None else {"retry_s": refusal.retry_s}
-                host.send("refused", code=refusal.code, text=str(refusal), **retry)
+                host.send("refused", **refusal.to_json())
 
     async def _serve(self, context: Any, play: _Play, who: str) -> None:
         """One stream of who dialled in."""

@@ -14,7 +14,13 @@ from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rpc.clients import Clients
 from libtorchbeast.rpc.grpc_streams import Watched
-from libtorchbeast.rpc.handshake import MAX_TEXT, Hello, Refused, learner_is_ending
+from libtorchbeast.rpc.handshake import (
+    MAX_TEXT,
+    Hello,
+    Refused,
+    learner_is_ending,
+    refusal_from_json,
+)
 from libtorchbeast.rpc.lane_pool import LanePool
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.weights import Publication
@@ -129,7 +135,7 @@ class LearnerLine:
                 elif kind == "model":
                     self._take_model(message)
                 elif kind == "refuse":
-                    self.lanes.refuse(message["id"], Refused(message["code"], message["text"]))
+                    self.lanes.refuse(message["id"], refusal_from_json(message))
                 else:
                     assert kind == "stop"
                     self._is_finished = self._is_finished or message["finished"]
