@@ -17,8 +17,8 @@ from libtorchbeast.episode_info import MAX_NAME_BYTES, MAX_NAMES, InfoSums, is_n
 from libtorchbeast.observations import NumberRange
 from libtorchbeast.rows import MAX_FLOAT32, MAX_INT32, MAX_NUMBER, NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, invalid
-from libtorchbeast.rpc.messages import parse
+from libtorchbeast.rpc.handshake import MAX_TEXT, invalid
+from libtorchbeast.rpc.messages import check_kind, check_no_failure, parse
 from libtorchbeast.specs import ArraySpec
 
 LENGTH_DELIMITED = 2  # protobuf's wire type of bytes, messages and lists of numbers
@@ -132,11 +132,8 @@ class StepReader:
         if len(data) > MAX_UNCOUNTED_BYTES:
             self._check_fields(data)
         message = parse(pb.EnvironmentMessage, data)
-        kind = message.WhichOneof("message")
-        if kind == "failure":
-            raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
-        if kind != "step":
-            raise invalid(f"Expected a Step, got {kind or 'an empty message'}.")
+        check_no_failure(message)
+        check_kind(message, "a Step", "step")
         return message.step
 
     def _check_fields(self, data: bytes) -> None:
@@ -210,9 +207,7 @@ class ActionsReader:
         message = parse(pb.AgentMessage, data)
         leaves = message.actions.action
         if len(leaves) != len(self._arrays):
-            kind = message.WhichOneof("message")
-            if kind != "actions":
-                raise invalid(f"Expected Actions, got {kind or 'an empty message'}.")
+            check_kind(message, "Actions", "actions")
             raise invalid(f"Expected {len(self._arrays)} actions, got {len(leaves)}.")
         arrays = [reader.read(leaf) for reader, leaf in zip(self._arrays, leaves, strict=True)]
         return nest.pack_as(self._spec, arrays)
