@@ -26,7 +26,7 @@ import psutil
 
 import libtorchbeast
 from libtorchbeast.environments import Group
-from libtorchbeast.helper_process import KEEP_FREED_MEMORY
+from libtorchbeast.malloc import KEEP_FREED_MEMORY
 from libtorchbeast.rows import NUMBERS, EpisodeCounter, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.env_server import EnvironmentServer

@@ -25,6 +25,7 @@ PURE = {
         "output_log",
         "grpc_forks",
         "log_repeats",
+        "malloc",
         "supervisor",
         "rows",
         "secret",

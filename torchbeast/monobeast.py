@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from libtorchbeast import output_log
 from libtorchbeast.environments import Group
 from libtorchbeast.episode_info import InfoSums, add_sums
+from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.rows import Row, Spec
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.shared_memory import memory_bytes
@@ -53,7 +54,7 @@ from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.actor_process import ActorProcess, ParentPipe
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
-from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
+from torchbeast.runtime.process import own_device, seed_everything
 from torchbeast.runtime.shared_tensors import (
     SharedTensors,
     TensorSpec,

@@ -23,6 +23,7 @@ from torch import nn
 import libtorchbeast
 import nest
 from libtorchbeast.log_repeats import RepeatFilter
+from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.rows import TORCHBEAST_FIELDS, Row, Spec
 from libtorchbeast.rpc.address import Address, listening_address, server_address
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
@@ -59,7 +60,7 @@ from torchbeast.run.training import UPDATE_S, Run, build_learner, run_training
 from torchbeast.run.utilization import Stages, Trace
 from torchbeast.runtime.actor_model import ActorModel, num_copies
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
-from torchbeast.runtime.process import keep_freed_memory, own_device, seed_everything
+from torchbeast.runtime.process import own_device, seed_everything
 from torchbeast.runtime.threads import BusyClock, Threads, set_cpu_threads
 
 __all__ = [

@@ -17,15 +17,16 @@ import json
 import logging
 import sys
 import traceback
+from pathlib import Path
 
 from libtorchbeast.helper_process import SupervisorLine
+from libtorchbeast.malloc import give_memory_back
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.gateway_dialer import Dialer
 from libtorchbeast.rpc.gateway_listener import Listener
 from libtorchbeast.rpc.grpc_streams import Watched, watch
 from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.shared_lanes import allow_descriptors
-from libtorchbeast.shared_memory import give_memory_back, raise_oom_score
 
 
 async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
@@ -57,6 +58,12 @@ async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
         watcher.cancel()
         dialer.stop()
     line.lanes.stop()
+
+
+def raise_oom_score() -> None:
+    """Let the kernel kill this process first when memory runs out: it is soon restarted."""
+    with contextlib.suppress(OSError):  # other systems have no such file
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def main(text: str) -> None:
