@@ -39,7 +39,7 @@ async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
 
     def tick() -> None:
         supervisor.tick()
-        listener.check_names()
+        listener.end_revoked()
         line.send_news()
 
     async with contextlib.AsyncExitStack() as stack:

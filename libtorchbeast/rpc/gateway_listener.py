@@ -74,13 +74,9 @@ class Listener:
         self._refusing = asyncio.Semaphore(MAX_REFUSING)
         self._unauthenticated_texts = RepeatFilter(MAX_UNAUTHENTICATED_TEXTS)
 
-    def check_names(self) -> None:
+    def end_revoked(self) -> None:
         """End streams whose certificate has been revoked."""
-        for stream in list(self._streams):
-            try:
-                self._check_caller.check_name(stream.certified_name)
-            except Refused as error:
-                stream.end(error)
+        self._check_caller.end_revoked(self._streams)
 
     @contextlib.asynccontextmanager
     async def listen(self, address: str) -> AsyncIterator[str]:

@@ -82,10 +82,7 @@ class StreamServer:
         self._tick()
         for stream in list(self._streams):
             stream.check()
-            try:
-                self._check_caller.check_name(stream.certified_name)
-            except Refused as error:
-                stream.end(error)
+        self._check_caller.end_revoked(self._streams)
 
     async def _play(self, call: Call) -> None:
         """One stream."""
