@@ -199,7 +199,7 @@ async def dial_stream(
     """(call, link, greeting) of a gRPC stream of environments to a learner; see `dial_call`."""
     import grpc.aio
 
-    from libtorchbeast.rpc.grpc_streams import LinkLost, StreamLink, exchange
+    from libtorchbeast.rpc.grpc_streams import StreamLink, exchange
     from libtorchbeast.rpc.messages import LEARNER_METHOD, decode_greeting, encode_hello
 
     first = encode_hello(hello)
@@ -209,7 +209,7 @@ async def dial_stream(
         async def show(data: bytes) -> bytes:
             data = await exchange(call, data)
             if data is grpc.aio.EOF:
-                raise LinkLost("The learner closed the stream.")
+                raise LearnerGone("The learner closed the stream.")
             return data
 
         link = StreamLink(hello, show, stream, ACTION_S)
@@ -235,7 +235,7 @@ async def dial_call(
     import grpc
     import grpc.aio
 
-    from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, exchange, watched
+    from libtorchbeast.rpc.grpc_streams import ANSWER, exchange, watched
     from libtorchbeast.rpc.messages import token_metadata
 
     check_owner(address)
@@ -262,8 +262,6 @@ async def dial_call(
         ended = end_of_call(error if is_status else await status_of(call))
         is_kept = kept is not None and getattr(ended, "is_too_early", False)
         raise ended from error
-    except LinkLost as error:
-        raise LearnerGone(str(error)) from error
     except Refused as error:  # by this end: an answer that breaks a rule
         if error.code in Refused.PERMANENT:
             raise BadAnswer(str(error)) from error

@@ -13,12 +13,11 @@ from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Group
 from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.env_server import Groups
-from libtorchbeast.rpc.grpc_calls import Call, CallServer
+from libtorchbeast.rpc.grpc_calls import Call, CallServer, LinkLost
 from libtorchbeast.rpc.grpc_streams import (
     INTRODUCE,
     READ_GREETING,
     READ_STATUS,
-    LinkLost,
     StreamLink,
     Watched,
 )

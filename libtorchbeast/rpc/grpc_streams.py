@@ -24,10 +24,6 @@ Read = Callable[[], Awaitable[Any]]
 Exchange = Callable[[bytes], Awaitable[Any]]
 
 
-class LinkLost(Exception):
-    """The other end is gone, or not there yet; dial again."""
-
-
 class Watched:
     """A stream that is ended when the other end lets it wait too long.
 
@@ -97,14 +93,14 @@ class StreamLink:
     """A gRPC stream of environments, whoever dialled."""
 
     def __init__(self, hello: Hello, exchange: Exchange, watched: Watched, answer_s: float) -> None:
-        """`exchange` sends a message and returns the next one, or raises `LinkLost`."""
+        """`exchange` sends a message and returns the next one; it raises when the link is over."""
         self._exchange = exchange
         self._watched = watched
         self._answer_s = answer_s
         self._actions = ActionsReader(hello.spec, hello.num_envs)
 
     async def show(self, row: Row, info: InfoSums | None = None) -> Any:
-        """The actions for a row; `LinkLost` if the learner has left."""
+        """The actions for a row; raises what `exchange` does if the learner has left."""
         self._watched.expect(ANSWER, self._answer_s)
         data = await self._exchange(encode_step(row, info))
         self._watched.has_done(ANSWER)
