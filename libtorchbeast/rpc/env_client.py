@@ -129,9 +129,7 @@ class EnvironmentClient:
         from libtorchbeast.rpc.grpc_streams import Watched, watch
 
         streams: set[Watched] = set()
-        loop = asyncio.get_running_loop()
-        stopped = asyncio.Event()
-        self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
+        stopped, self._stop = grpc_loops.stop_event()
         if self._is_stopped:
             return
         players = (self._play_streams(group, streams) for group in groups)
