@@ -47,11 +47,6 @@ def add_sums(sums: InfoSums, others: InfoSums, most: int | None = MAX_NAMES) -> 
             sums[name] = (before + total, number + count)
 
 
-def numbers_in(info: Any) -> dict[str, float]:
-    """The numbers of an `info`, also those in dicts in it, by name."""
-    return _split(info)[0]
-
-
 def is_name(name: Any) -> bool:
     """Whether it can be the name of a figure."""
     return (
@@ -108,7 +103,7 @@ _left_out = _LeftOut()
 
 
 def _split(info: Any, prefix: str = "", depth: int = 1) -> tuple[dict[str, float], dict[str, str]]:
-    """The numbers by name, and of all else what it is."""
+    """The numbers by name, also those in dicts; and of all else what it is."""
     numbers: dict[str, float] = {}
     others: dict[str, str] = {}
     for key, value in info.items() if isinstance(info, dict) else ():

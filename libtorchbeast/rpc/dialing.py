@@ -144,7 +144,7 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
         connection.close()
         if isinstance(error, UnknownProtocol):
             raise LanesImpossible(str(error)) from error
-        if isinstance(error, (EOFError, OSError, TimeoutError, LaneClosed)):
+        if isinstance(error, (EOFError, OSError, LaneClosed)):
             raise LearnerGone(str(error) or "It closed the connection.") from error
         if isinstance(error, Refused):
             raise meaning_of(error) from error
@@ -173,7 +173,7 @@ async def why_closed(link: LaneLink, connection: Any) -> Refused | LearnerGone:
     """What the learner said when it closed a lane, if it does so soon (in `Turns`)."""
     message = link.message
     if message is None:
-        with contextlib.suppress(EOFError, OSError, TimeoutError, UnknownProtocol):
+        with contextlib.suppress(EOFError, OSError, UnknownProtocol):
             message = await next_message(connection, REASON_S)
     if message is None or message["kind"] != "refused":
         return LearnerGone("It closed the lane.")

@@ -183,7 +183,7 @@ class Listener:
             if speaks_http2(connection):
                 await relay(connection, behind)
                 return
-        except (OSError, TimeoutError):
+        except OSError:
             connection.close()
             return
         host = Host(connection)

@@ -121,12 +121,11 @@ class RolloutReader:
             leaf = ArraySpec(leaf.dtype, (num_envs, *leaf.shape))
             return ArrayReader(leaf, rows, name, range if "float" in leaf.dtype else None)
 
+        ranges = {"episode_return": FLOAT32}
         self._numbers = {
-            name: reader(ArraySpec(dtype), T + 1, name) for name, dtype in NUMBERS.items()
+            name: reader(ArraySpec(dtype), T + 1, name, ranges.get(name, FLOATS))
+            for name, dtype in NUMBERS.items()
         }
-        self._numbers["episode_return"] = reader(
-            ArraySpec("float32"), T + 1, "episode_return", FLOAT32
-        )
         self._last_actions = [reader(leaf, T + 1, "last_action", FLOAT32) for leaf in actions]
         self._actions = [reader(leaf, T, "action", FLOAT32) for leaf in actions]
         self._logits = reader(logits, T, "policy_logits")
