@@ -35,7 +35,7 @@ from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.limits import Limits, channel_options, server_options
 from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_hello
-from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.rpc.step_messages import encode_step
 from libtorchbeast.specs import ArraySpec
 
 NUM_ENVS = 32  # of one server process, in two streams

@@ -12,7 +12,7 @@ from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.episode_info import MAX_NAMES, add_info, add_sums, info_of
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.handshake import Refused
-from libtorchbeast.rpc.steps import StepReader, encode_step
+from libtorchbeast.rpc.step_messages import StepReader, encode_step
 from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import ArraySpec
 from tests.helpers.counting import NUM_ACTIONS

@@ -36,7 +36,7 @@ from libtorchbeast.rpc.grpc_streams import (
 from libtorchbeast.rpc.handshake import Greeting, Hello, invalid, no_descriptor_left
 from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.rpc.rollout_messages import RolloutReader, is_rollout
-from libtorchbeast.rpc.steps import StepReader, encode_actions
+from libtorchbeast.rpc.step_messages import StepReader, encode_actions
 from libtorchbeast.rpc.weights import Publication
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
 

@@ -11,7 +11,7 @@ from grpc._cython import cygrpc
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rows import Row
 from libtorchbeast.rpc.handshake import Hello, Refused
-from libtorchbeast.rpc.steps import ActionsReader, encode_step
+from libtorchbeast.rpc.step_messages import ActionsReader, encode_step
 
 WATCH_S = 0.5  # how often deadlines are looked at
 

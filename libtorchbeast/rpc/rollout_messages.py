@@ -18,7 +18,7 @@ from libtorchbeast.rows import MAX_FLOAT32, NUMBERS, Row
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import invalid
 from libtorchbeast.rpc.messages import parse
-from libtorchbeast.rpc.steps import (
+from libtorchbeast.rpc.wire import (
     LENGTH_DELIMITED,
     ArrayReader,
     as_sent,
