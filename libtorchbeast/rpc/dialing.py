@@ -18,7 +18,6 @@ from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.lane_scheduler import LaneLink, next_message
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
-from libtorchbeast.rpc.env_server import lane_in
 from libtorchbeast.rpc.handshake import (
     FINISHED,
     Greeting,
@@ -27,6 +26,7 @@ from libtorchbeast.rpc.handshake import (
     greeting_from_json,
     refusal_from_json,
 )
+from libtorchbeast.rpc.lane_receipt import receive_lane
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
@@ -134,11 +134,9 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
         if message["kind"] == "refused":
             raise refusal_from_json(message)
         greeting = understood(message)
-        lane = lane_in(await next_message(connection, HANDSHAKE_S), hello)
-        if lane is None:
+        link = await receive_lane(connection, hello, HANDSHAKE_S)
+        if link is None:
             raise LanesImpossible("The descriptor was lost.")
-        link = LaneLink(lane, connection)
-        await link.attach()
         return connection, link, greeting
     except BaseException as error:
         connection.close()

@@ -20,20 +20,14 @@ from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.grpc_forks import GrpcForks
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause, readable
+from libtorchbeast.lane_scheduler import Turns, next_message, pause, readable
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
 from libtorchbeast.rpc.certificates import CallerCheck
-from libtorchbeast.rpc.handshake import (
-    MAX_TEXT,
-    Hello,
-    Refused,
-    greeting_from_json,
-    invalid,
-    refusal_from_json,
-)
+from libtorchbeast.rpc.handshake import MAX_TEXT, Hello, Refused, greeting_from_json, invalid
+from libtorchbeast.rpc.lane_receipt import receive_lane
 from libtorchbeast.rpc.limits import Admission, Limits
 from libtorchbeast.rpc.security import Security
-from libtorchbeast.shared_lanes import Lane, LaneClosed, map_lane
+from libtorchbeast.shared_lanes import LaneClosed
 from libtorchbeast.text import encodable
 
 logger = logging.getLogger("torchbeast")
@@ -188,12 +182,10 @@ class EnvironmentServer:
                 group = stack.enter_context(self._groups.new(greeting.knows_truncation))
             hello = self.introduce(group)
             peer.send("hello", **hello.to_json())
-            lane = lane_in(await next_message(peer, GRANT_S), hello)
-            if lane is None:
+            link = await receive_lane(peer, hello, GRANT_S)
+            if link is None:
                 peer.send("no_descriptor")
                 return
-            link = LaneLink(lane, peer)
-            await link.attach()
             with what_environments_raise():
                 await play(group, link, tick, greeting.knows_truncation)
 
@@ -236,18 +228,6 @@ def what_environments_raise() -> Iterator[None]:
         raise invalid(str(error)) from error
     except Exception as error:
         raise EnvironmentRaised from error
-
-
-def lane_in(message: dict[str, Any], hello: Hello) -> Lane | None:
-    """The lane that a learner hands over; None if its descriptor was lost on the way."""
-    if message["kind"] == "refused":
-        raise refusal_from_json(message)
-    if message["kind"] != "lane":
-        raise UnknownProtocol(f"Expected a lane, got {message['kind']}.")
-    lane = map_lane(message.get("fd"), hello.spec, hello.num_envs)
-    if lane is not None:
-        lane.release()  # the memory stays mapped, and descriptors are scarce
-    return lane
 
 
 class StreamsBehind:
