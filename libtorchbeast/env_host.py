@@ -156,11 +156,11 @@ class HostConfig:
 def run_worker(config: HostConfig, line: SupervisorLine) -> None:
     """Play on the learner's own lanes until they are closed."""
     os.nice(NICENESS)
-    from libtorchbeast.lane_scheduler import LaneLink, Turns
+    from libtorchbeast.lane_scheduler import LaneLink, LaneScheduler
     from libtorchbeast.shared_lanes import Lane, LaneClosed
 
     spec = Spec.from_json(config.spec)
-    turns = Turns(line.tick)
+    scheduler = LaneScheduler(line.tick)
 
     async def work(lane: Lane, group: Group) -> None:
         link = LaneLink(lane)
@@ -176,8 +176,8 @@ def run_worker(config: HostConfig, line: SupervisorLine) -> None:
     lanes = [Lane(fd, spec, config.num_envs) for fd in config.lane_fds]
     groups = [config.make_group(i, line.beat, data=line.data) for i in range(len(lanes))]
     for lane, group in zip(lanes, groups, strict=True):
-        turns.add(work(lane, group))
-    turns.run()
+        scheduler.add(work(lane, group))
+    scheduler.run()
 
 
 def run_at_address(config: HostConfig, line: SupervisorLine) -> None:

@@ -1,6 +1,6 @@
 """How environments, actors and simulators get through to a learner that listens, and stay with it.
 
-    dial_lane    a learner of this machine, which hands over a lane (in `Turns`)
+    dial_lane    a learner of this machine, which hands over a lane (in a `LaneScheduler`)
     dial_stream  environments, over gRPC (in asyncio); `dial_call` is any call of a learner's
     Redial       when to try again, and what the log says meanwhile
 
@@ -119,10 +119,10 @@ def token_now(security: Security) -> str:
 
 
 async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, Greeting]:
-    """Introduce environments to a learner of this machine, and wait for a lane (in `Turns`).
+    """Introduce environments to a learner of this machine, and wait for a lane.
 
-    `LearnerGone`, `Refused`, `BadAnswer` or `LanesImpossible`. The connection must be closed after
-    use.
+    In a `LaneScheduler`. `LearnerGone`, `Refused`, `BadAnswer` or `LanesImpossible`. The connection
+    must be closed after use.
     """
     try:
         connection = JsonSocket(dial_unix(Address.parse(address).path))
@@ -168,7 +168,7 @@ def pause_of(error: Exception, back_off: BackOff) -> float:
 
 
 async def why_closed(link: LaneLink, connection: Any) -> Refused | LearnerGone:
-    """What the learner said when it closed a lane, if it does so soon (in `Turns`)."""
+    """What the learner said when it closed a lane, if it does so soon (in a `LaneScheduler`)."""
     message = link.message
     if message is None:
         with contextlib.suppress(EOFError, OSError, UnknownProtocol):

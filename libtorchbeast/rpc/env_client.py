@@ -14,7 +14,7 @@ from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Broken, Group
-from libtorchbeast.lane_scheduler import Turns, pause
+from libtorchbeast.lane_scheduler import LaneScheduler, pause
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
@@ -91,13 +91,13 @@ class EnvironmentClient:
     # Lanes.
 
     def _run_on_lanes(self, groups: list[Group]) -> None:
-        turns = Turns(self._tick)
-        self._stop = turns.stop
+        scheduler = LaneScheduler(self._tick)
+        self._stop = scheduler.stop
         if self._is_stopped:
             return
         for group in groups:
-            turns.add(self._play_on_lanes(group))
-        turns.run()
+            scheduler.add(self._play_on_lanes(group))
+        scheduler.run()
 
     async def _play_on_lanes(self, group: Group) -> None:
         """One lane after the other."""

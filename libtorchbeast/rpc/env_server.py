@@ -20,7 +20,7 @@ from libtorchbeast.env_host import BadAnswer, play
 from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.grpc_forks import GrpcForks
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.lane_scheduler import Turns, next_message, pause, readable
+from libtorchbeast.lane_scheduler import LaneScheduler, next_message, pause, readable
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
 from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.handshake import MAX_TEXT, Hello, Refused, greeting_from_json, invalid
@@ -118,16 +118,16 @@ class EnvironmentServer:
 
     def _run_on_lanes(self, on_listening: Callable[[str], None]) -> None:
         streams = StreamsBehind(self._stream_server, self._tick)
-        turns = Turns(streams.tick_of_lanes)
-        self._stop = turns.stop
+        scheduler = LaneScheduler(streams.tick_of_lanes)
+        self._stop = scheduler.stop
         if self._is_stopped:
             return
         path = Address.parse(self.server_address).path
         listener = listen_unix(self.server_address)
         try:
-            turns.add(self._accept(listener, turns, streams))
+            scheduler.add(self._accept(listener, scheduler, streams))
             on_listening(self.server_address)
-            turns.run()
+            scheduler.run()
         finally:
             listener.close()
             if os.path.exists(path):
@@ -135,7 +135,7 @@ class EnvironmentServer:
             streams.close()
 
     async def _accept(
-        self, listener: socket.socket, turns: Turns, streams: "StreamsBehind"
+        self, listener: socket.socket, scheduler: LaneScheduler, streams: "StreamsBehind"
     ) -> None:
         while True:
             await readable(listener, FOREVER_S)
@@ -145,7 +145,7 @@ class EnvironmentServer:
                 await pause(NO_DESCRIPTOR_S)
                 continue
             connection.setblocking(False)
-            turns.add(self._welcome(connection, streams))
+            scheduler.add(self._welcome(connection, streams))
 
     async def _welcome(self, connection: socket.socket, streams: "StreamsBehind") -> None:
         try:

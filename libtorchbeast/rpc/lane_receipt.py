@@ -1,4 +1,4 @@
-"""A lane that a learner of this machine hands over, as its host sees it (in a `Turns`).
+"""A lane that a learner of this machine hands over, as its host sees it.
 
 Who dialled makes no difference: `dialing.py` and `env_server.py` take it here; lane_handover.py is
 the gateway's side.
@@ -13,7 +13,7 @@ from libtorchbeast.shared_lanes import map_lane
 async def receive_lane(connection: JsonSocket, hello: Hello, timeout_s: float) -> LaneLink | None:
     """The lane for these environments, free to be written; None if it was lost on the way.
 
-    `Refused`, `LaneClosed`, and what `next_message` raises.
+    In a `LaneScheduler`. `Refused`, `LaneClosed`, and what `next_message` raises.
     """
     message = await next_message(connection, timeout_s)
     if message["kind"] == "refused":

@@ -20,7 +20,7 @@ import numpy as np
 from libtorchbeast.action_masks import ActionMasks, find_masks
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.episode_info import InfoSums, add_info
-from libtorchbeast.lane_scheduler import Turns
+from libtorchbeast.lane_scheduler import LaneScheduler
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.observations import RowCheck, fit
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
@@ -241,15 +241,15 @@ class LaneLine:
 
 
 def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine of `Turns` to its end; what it returns."""
+    """Run a coroutine of a `LaneScheduler` to its end; what it returns."""
     result: list[Any] = []
 
     async def run() -> None:
         result.append(await coroutine)
 
-    turns = Turns()
-    turns.add(run())
-    turns.run()
+    scheduler = LaneScheduler()
+    scheduler.add(run())
+    scheduler.run()
     return result[0]
 
 
