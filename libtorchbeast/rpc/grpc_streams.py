@@ -59,13 +59,13 @@ class Watched:
                 self.end(Refused("DEADLINE_EXCEEDED", text))
 
 
-async def watch(tasks: set[Watched], tick: Callable[[], None]) -> None:
+async def watch(streams: set[Watched], tick: Callable[[], None]) -> None:
     """End those that are let wait too long, for ever."""
     while True:
         await asyncio.sleep(WATCH_S)
         tick()
-        for task in list(tasks):
-            task.check()
+        for stream in list(streams):
+            stream.check()
 
 
 async def exchange(call: Any, data: bytes) -> Any:
@@ -109,18 +109,21 @@ class StreamLink:
 
 
 @contextlib.asynccontextmanager
-async def watched(tasks: set[Watched], peer: str) -> Any:
-    """The current task, with deadlines; `Refused` in the place of its cancellation by one."""
+async def watched(streams: set[Watched], peer: str) -> Any:
+    """The current task as a stream, which is one of `streams` while it lives.
+
+    `Refused` in the place of its cancellation if that is by the stream's `end`.
+    """
     task = asyncio.current_task()
     assert task is not None
-    entry = Watched(peer, lambda why: task.cancel())
-    tasks.add(entry)
+    stream = Watched(peer, lambda why: task.cancel())
+    streams.add(stream)
     try:
-        yield entry
+        yield stream
     except asyncio.CancelledError:
-        if entry.ended_by is None:
+        if stream.ended_by is None:
             raise  # by somebody else: the other end is gone, or this process ends
         task.uncancel()
-        raise entry.ended_by from None
+        raise stream.ended_by from None
     finally:
-        tasks.discard(entry)
+        streams.discard(stream)
