@@ -518,7 +518,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
             source.poll()
             stages.poll()
             connections.poll()
-            sizes.poll(learner_queue, offers.in_flight if pool.has_rollouts else 1)
+            sizes.poll(learner_queue, offers.in_flight if pool.brings_rollouts else 1)
             learner.stats.add_info(flags.choose_info(pool.take_info()))
             if trace is not None and learner.version > first_version:
                 trace.record()
