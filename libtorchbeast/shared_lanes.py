@@ -30,15 +30,17 @@ from libtorchbeast.specs import ArraySpec, count_actions
 from libtorchbeast.text import printable
 
 DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own
-MAX_NAME_BYTES = 128
+MAX_LANE_NAME_BYTES = 128
 # A name that is not empty, and what was summed under it, of how many episodes, since the start.
-INFO = np.dtype([("name", f"S{episode_info.MAX_NAME_BYTES}"), ("total", "<f8"), ("count", "<u8")])
+INFO = np.dtype(
+    [("name", f"S{episode_info.MAX_INFO_NAME_BYTES}"), ("total", "<f8"), ("count", "<u8")]
+)
 # A cache line each of the first two.
 HEADER = np.dtype(
     [
         ("turn", "<u4", 16),
         ("counts", "<u8", 8),
-        ("name", f"S{MAX_NAME_BYTES}"),
+        ("name", f"S{MAX_LANE_NAME_BYTES}"),
         ("infos", INFO, episode_info.MAX_NAMES),
     ]
 )
@@ -133,7 +135,7 @@ class Lane:
 
     @name.setter
     def name(self, name: str) -> None:
-        self._header["name"] = name.encode()[:MAX_NAME_BYTES]
+        self._header["name"] = name.encode()[:MAX_LANE_NAME_BYTES]
 
     def read_info(self) -> InfoSums:
         """All that `add_info` has added so far; who writes it may be at work, and anybody.

@@ -29,7 +29,7 @@ from libtorchbeast.rpc.wire import (
 from libtorchbeast.specs import ArraySpec
 
 MIN_STACK_BYTES = 1024  # a frame that is smaller is sent as it is
-MAX_EXTRA_BYTES = 1 << 16  # of a message, besides arrays
+MAX_ROLLOUT_EXTRA_BYTES = 1 << 16  # of a message, besides arrays
 _FIELDS = pb.Rollout.DESCRIPTOR.fields_by_name
 _ROLLOUT = pb.ActorMessage.ROLLOUT_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 FLOAT32 = NumberRange(-MAX_FLOAT32, MAX_FLOAT32)
@@ -138,7 +138,7 @@ class RolloutReader:
         num_arrays = 2 * len(self._frames) + 2 * len(actions) + len(spec.state)
         self._max_fields = num_arrays + len(_FIELDS) + MAX_NAMES
         stacked_bytes = len(self._frames) * T * num_envs
-        self._max_bytes = num_envs * spec.num_bytes + stacked_bytes + MAX_EXTRA_BYTES
+        self._max_bytes = num_envs * spec.num_bytes + stacked_bytes + MAX_ROLLOUT_EXTRA_BYTES
         self._is_first = True
         self.info: InfoSums = {}
         """What the last message said of the episodes that ended."""

@@ -36,7 +36,7 @@ _ACTION = pb.Actions.ACTION_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _ACTIONS = pb.AgentMessage.ACTIONS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _FLOAT32 = np.dtype("<f4")
 FINITE = NumberRange(-sys.float_info.max, sys.float_info.max)
-MAX_EXTRA_BYTES = 64  # of an environment's or an array's, besides observations
+MAX_EXTRA_BYTES_EACH = 64  # of an environment's or an array's, besides observations
 MAX_UNCOUNTED_BYTES = 1 << 16  # of messages whose fields are not counted before they are parsed
 
 
@@ -88,7 +88,7 @@ class StepReader:
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
         ]
         self._max_fields = len(NUMBERS) * num_envs + len(self._arrays) + MAX_NAMES
-        self._max_extra = MAX_EXTRA_BYTES * (len(self._arrays) + num_envs) + 4 * MAX_TEXT
+        self._max_extra = MAX_EXTRA_BYTES_EACH * (len(self._arrays) + num_envs) + 4 * MAX_TEXT
         num_bytes = sum(array.num_bytes for array in self._arrays)
         self._max_bytes = num_bytes + self._max_extra
         self._is_first = True
@@ -183,7 +183,7 @@ class ActionsReader:
             for i, leaf in enumerate(nest.flatten(spec.action))
         ]
         num_bytes = sum(array.num_bytes for array in self._arrays)
-        self._max_bytes = num_bytes + MAX_EXTRA_BYTES * (len(self._arrays) + 1)
+        self._max_bytes = num_bytes + MAX_EXTRA_BYTES_EACH * (len(self._arrays) + 1)
         # What a message with one array, written as usual, has in front of it.
         tag = field_tag(_ACTION, num_bytes)
         self._head = field_tag(_ACTIONS, len(tag) + num_bytes) + tag

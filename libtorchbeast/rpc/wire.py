@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from libtorchbeast.episode_info import MAX_NAME_BYTES, MAX_NAMES, InfoSums, is_name
+from libtorchbeast.episode_info import MAX_INFO_NAME_BYTES, MAX_NAMES, InfoSums, is_name
 from libtorchbeast.observations import NumberRange
 from libtorchbeast.rows import MAX_FLOAT32
 from libtorchbeast.rpc.handshake import invalid
@@ -107,7 +107,7 @@ def read_info(infos: Any, num_envs: int) -> InfoSums:
     sums: InfoSums = {}
     for info in infos:
         if not is_name(info.name):
-            raise invalid(f"An info's name must be 1 to {MAX_NAME_BYTES} printable bytes.")
+            raise invalid(f"An info's name must be 1 to {MAX_INFO_NAME_BYTES} printable bytes.")
         if not 1 <= info.count <= num_envs:
             raise invalid(f"An info's count must be from 1 to {num_envs}, got {info.count}.")
         if not abs(info.total) <= MAX_FLOAT32:
