@@ -25,39 +25,39 @@ from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConf
 from libtorchbeast.rpc.gateway_dialer import Dialer
 from libtorchbeast.rpc.gateway_listener import Listener
 from libtorchbeast.rpc.grpc_streams import Watched, watch
-from libtorchbeast.rpc.line_to_learner import LearnerLine
+from libtorchbeast.rpc.learner_connection import LearnerConnection
 from libtorchbeast.shared_lanes import allow_descriptors
 
 
 async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
     """Until the learner says so, or is gone."""
-    line = LearnerLine(config.control_fd, config.wakeup_fd, config.limits)
-    asyncio.get_running_loop().set_exception_handler(line.report_lost_error)
+    learner = LearnerConnection(config.control_fd, config.wakeup_fd, config.limits)
+    asyncio.get_running_loop().set_exception_handler(learner.report_lost_error)
     streams: set[Watched] = set()
-    listener = Listener(config, line, streams)
-    dialer = Dialer(config, line, streams)
+    listener = Listener(config, learner, streams)
+    dialer = Dialer(config, learner, streams)
 
     def tick() -> None:
         supervisor.tick()
         listener.end_revoked()
-        line.send_news()
+        learner.send_news()
 
     async with contextlib.AsyncExitStack() as stack:
         try:
             addresses = [await stack.enter_async_context(listener.listen(a)) for a in config.listen]
         except (OSError, ValueError, RuntimeError) as error:
-            line.send("failed", text=str(error))
+            learner.send("failed", text=str(error))
             return
-        line.send("ready", addresses=addresses)
-        line.start()
+        learner.send("ready", addresses=addresses)
+        learner.start()
         watcher = asyncio.create_task(watch(streams, tick))
         dialer.start()
-        await line.stopped.wait()
+        await learner.stopped.wait()
         for stream in list(streams):
-            stream.end(line.ending())
+            stream.end(learner.ending())
         watcher.cancel()
         dialer.stop()
-    line.lanes.stop()
+    learner.lanes.stop()
 
 
 def raise_oom_score() -> None:

@@ -28,13 +28,13 @@ from libtorchbeast.rpc.weights import Publication
 MAX_REASON = 200  # characters, of why nobody is there
 
 
-class LearnerLine:
+class LearnerConnection:
     """A socket to the learner's process, and the lanes that came over it."""
 
     def __init__(self, control_fd: int, wakeup_fd: int, limits: Limits) -> None:
         self.limits = limits
         self.clients = Clients(limits)
-        self._learner = JsonSocket(socket.socket(fileno=control_fd))
+        self._socket = JsonSocket(socket.socket(fileno=control_fd))
         self.lanes = LanePool(wakeup_fd, lambda **request: self.send("lane", **request))
         self.publication: Publication | None = None  # the weights, once an actor wants them
         self._offer: ModelOffer | None = None
@@ -46,13 +46,13 @@ class LearnerLine:
 
     def start(self) -> None:
         self.lanes.start()
-        asyncio.get_running_loop().add_reader(self._learner.fileno(), self._read_messages)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_messages)
 
     def send(self, kind: str, **values: Any) -> None:
         if "text" in values:  # somebody else's words
             values["text"] = values["text"][-MAX_TEXT:]
         try:
-            self._learner.send(kind, **values)
+            self._socket.send(kind, **values)
         except OSError:
             self.stopped.set()
 
@@ -128,7 +128,7 @@ class LearnerLine:
 
     def _read_messages(self) -> None:
         try:
-            while (message := self._learner.next()) is not None:
+            while (message := self._socket.next()) is not None:
                 kind = message["kind"]
                 if kind == "lane":
                     self._take_lane(message)
