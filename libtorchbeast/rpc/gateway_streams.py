@@ -22,7 +22,7 @@ from libtorchbeast.rpc.actor_messages import (
     encode_weights,
     encode_welcome,
 )
-from libtorchbeast.rpc.clients import client_of
+from libtorchbeast.rpc.connected_clients import client_of
 from libtorchbeast.rpc.grpc_loops import first_of
 from libtorchbeast.rpc.grpc_streams import (
     INTRODUCE,

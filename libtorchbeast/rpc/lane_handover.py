@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.rpc.clients import client_of
+from libtorchbeast.rpc.connected_clients import client_of
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched
 from libtorchbeast.rpc.handshake import (
     MAX_TEXT,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from libtorchbeast.actor_pool import ActorPool
 from libtorchbeast.rows import Spec
-from libtorchbeast.rpc.clients import ClientFigures
+from libtorchbeast.rpc.connected_clients import ClientFigures
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Refused
