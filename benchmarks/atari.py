@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import tyro
 
-from libtorchbeast.environments import spec_of_group
+from libtorchbeast.groups import spec_of_group
 from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.tree import map_tree
 from torchbeast import monobeast, polybeast

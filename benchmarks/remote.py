@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 import libtorchbeast
-from libtorchbeast.environments import Group
+from libtorchbeast.groups import Group
 from libtorchbeast.malloc import KEEP_FREED_MEMORY
 from libtorchbeast.rows import NUMBERS, EpisodeCounter, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb

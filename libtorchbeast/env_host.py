@@ -3,7 +3,7 @@
     play   the one loop: rows are shown over a link, actions come back, the group takes a step
 
 Links: a lane (lane_scheduler.py), a gRPC stream that dialled or was dialled (rpc/grpc_streams.py).
-What is the same on all of them stands here and in environments.py: seeds, what happens to
+What is the same on all of them stands here and in groups.py: seeds, what happens to
 environments that raise or hang, and who hears of it.
 
 Started by a supervisor as `python -m libtorchbeast.env_host CONFIG`: with lanes it is a worker of
@@ -24,14 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from libtorchbeast.environments import (
-    HEARTBEAT,
-    Broken,
-    Group,
-    describe_failure,
-    make_environments,
-)
 from libtorchbeast.episode_info import InfoSums
+from libtorchbeast.groups import HEARTBEAT, Broken, Group, describe_failure, make_environments
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
 from libtorchbeast.seeding import derive_seed

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from libtorchbeast.environments import Broken
+from libtorchbeast.groups import Broken
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.actor_messages import (
     MAX_ROLLOUTS_AHEAD,

@@ -8,13 +8,14 @@ import pytest
 
 import torchbeast
 from libtorchbeast import episode_info
-from libtorchbeast.environments import Group, SyncEnvs
 from libtorchbeast.episode_info import MAX_NAMES, add_info, add_sums, info_of
+from libtorchbeast.groups import Group
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.rpc.step_messages import StepReader, encode_step
 from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import ArraySpec
+from libtorchbeast.sync_envs import SyncEnvs
 from tests.helpers.counting import NUM_ACTIONS
 from tests.helpers.remote import learner
 from tests.helpers.threads import wait_until

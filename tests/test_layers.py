@@ -17,7 +17,9 @@ PURE = {
     f"libtorchbeast.{name}"
     for name in (
         "action_masks",
-        "environments",
+        "groups",
+        "old_gym",
+        "sync_envs",
         "episode_info",
         "observations",
         "helper_process",

@@ -28,8 +28,8 @@ import tyro
 from torch import Tensor, nn
 
 from libtorchbeast import output_log
-from libtorchbeast.environments import Group
 from libtorchbeast.episode_info import InfoSums, add_sums
+from libtorchbeast.groups import Group
 from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.rows import Row, Spec
 from libtorchbeast.seeding import derive_seed

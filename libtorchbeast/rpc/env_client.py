@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
-from libtorchbeast.environments import Broken, Group
+from libtorchbeast.groups import Broken, Group
 from libtorchbeast.lane_scheduler import LaneScheduler, pause
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
-from libtorchbeast.environments import Group, SyncEnvs
+from libtorchbeast.groups import Group
 from libtorchbeast.grpc_forks import GrpcForks
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.lane_scheduler import LaneScheduler, next_message, pause, readable
@@ -28,6 +28,7 @@ from libtorchbeast.rpc.lane_receipt import receive_lane
 from libtorchbeast.rpc.limits import Admission, Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
+from libtorchbeast.sync_envs import SyncEnvs
 from libtorchbeast.text import encodable
 
 logger = logging.getLogger("torchbeast")

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 
 from libtorchbeast.env_host import BadAnswer, play
-from libtorchbeast.environments import Group
+from libtorchbeast.groups import Group
 from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.env_server import Groups
 from libtorchbeast.rpc.grpc_calls import Call, CallServer, LinkLost
