@@ -22,7 +22,8 @@ from typing import Any
 import torch
 import tyro
 
-from libtorchbeast.environments import spec_of_group
+from libtorchbeast.groups import spec_of_group
+from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.tree import map_tree
 from torchbeast import monobeast, polybeast
 from torchbeast.core.learner import Learner
@@ -31,7 +32,6 @@ from torchbeast.models import build_model
 from torchbeast.run.command_line import parse
 from torchbeast.run.flags import num_cores
 from torchbeast.runtime.actor_model import ActorModel
-from torchbeast.runtime.process_setup import keep_freed_memory
 
 WARM_UP_S = 15.0  # environments take their time to start
 

@@ -20,9 +20,9 @@ import torch
 import tyro
 
 import libtorchbeast
+from libtorchbeast.env_workers import Workers, WorkersConfig
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec
-from libtorchbeast.workers import Workers, WorkersConfig
 
 FRAME_BYTES = 4 * 84 * 84
 NUM_ACTIONS = 6

@@ -28,11 +28,12 @@ import tyro
 
 import libtorchbeast
 from libtorchbeast import Security
-from libtorchbeast.environments import Group, SyncEnvs
+from libtorchbeast.groups import Group
 from libtorchbeast.rpc.env_client import EnvironmentClient
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.shared_lanes import allow_descriptors
+from libtorchbeast.sync_envs import SyncEnvs
 from torchbeast import keys
 
 T = 20

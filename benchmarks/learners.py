@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
 from torchbeast.core.ranks import Ranks
@@ -29,7 +30,6 @@ from torchbeast.run.recipes import VECTOR
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.training import build_learner
 from torchbeast.runtime.distributed import join_ranks
-from torchbeast.runtime.process_setup import keep_freed_memory
 
 A = 6
 SIZES = (1, 2, 4)

@@ -25,8 +25,8 @@ import numpy as np
 import psutil
 
 import libtorchbeast
-from libtorchbeast.environments import Group
-from libtorchbeast.helper_process import KEEP_FREED_MEMORY
+from libtorchbeast.groups import Group
+from libtorchbeast.malloc import KEEP_FREED_MEMORY
 from libtorchbeast.rows import NUMBERS, EpisodeCounter, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.env_server import EnvironmentServer
@@ -35,7 +35,7 @@ from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.limits import Limits, channel_options, server_options
 from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_hello
-from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.rpc.step_messages import encode_step
 from libtorchbeast.specs import ArraySpec
 
 NUM_ENVS = 32  # of one server process, in two streams

@@ -29,11 +29,11 @@ import torch
 import tyro
 
 import libtorchbeast
+from libtorchbeast.env_workers import Workers, WorkersConfig
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.specs import ArraySpec, discrete
-from libtorchbeast.workers import Workers, WorkersConfig
 
 NUM_ACTIONS = 6
 SPEC = Spec(ArraySpec("uint8", (4, 84, 84), 0, 255), discrete(NUM_ACTIONS))

@@ -8,12 +8,12 @@ import time
 
 import torch
 
+from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
 from torchbeast.core.learner import Learner
 from torchbeast.models import make_model
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.runtime.process_setup import keep_freed_memory
 
 T, B, A = 20, 32, 6
 SPEC = Spec(ArraySpec("uint8", (4, 84, 84), 0, 255), discrete(A))

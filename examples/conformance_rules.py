@@ -14,7 +14,7 @@ from libtorchbeast.rows import NUMBERS, Row
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Hello, Refused
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import decode_hello
-from libtorchbeast.rpc.steps import StepReader, encode_actions
+from libtorchbeast.rpc.step_messages import StepReader, encode_actions
 from libtorchbeast.specs import ArraySpec, describe, split_mask
 
 

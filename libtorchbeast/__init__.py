@@ -3,7 +3,7 @@
 Knows no machine learning. The queues are C++ (cpp/); docs/cpp_core.md says how they work.
 
 What is exported is imported when it is first used. Processes that need only the pure Python parts
-(rows, environments, seeding, tree) load neither compiled code nor gRPC.
+(rows, groups, seeding, tree) load neither compiled code nor gRPC.
 """
 
 import importlib

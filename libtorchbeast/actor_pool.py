@@ -80,7 +80,7 @@ class ActorPool(_C.ActorPool):
         super().add_lane(lane.turn, rollout, (), lane.wakeup_fd, client, has_rollouts=True)
 
     @property
-    def has_rollouts(self) -> bool:
+    def brings_rollouts(self) -> bool:
         """Whether somebody brings whole rollouts now: an actor that carries the model."""
         lanes = [lane for lane in list(self._lanes.values()) if lane.has_rollouts]
         return any(lane.turn.state in (AGENT, ENVIRONMENT) for lane in lanes)

@@ -3,7 +3,7 @@
     play   the one loop: rows are shown over a link, actions come back, the group takes a step
 
 Links: a lane (lane_scheduler.py), a gRPC stream that dialled or was dialled (rpc/grpc_streams.py).
-What is the same on all of them stands here and in environments.py: seeds, what happens to
+What is the same on all of them stands here and in groups.py: seeds, what happens to
 environments that raise or hang, and who hears of it.
 
 Started by a supervisor as `python -m libtorchbeast.env_host CONFIG`: with lanes it is a worker of
@@ -20,24 +20,21 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from libtorchbeast.environments import (
-    HEARTBEAT,
-    Broken,
-    Group,
-    describe_failure,
-    make_environments,
-)
 from libtorchbeast.episode_info import InfoSums
+from libtorchbeast.groups import HEARTBEAT, Broken, Group, describe_failure, make_environments
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.rows import Row, Spec, without_truncation
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import ArraySpec, count_actions
 from libtorchbeast.supervisor import CANNOT_WORK, NEVER_WORKED, NO_ROOM
 from libtorchbeast.tree import leaves_of
+
+if TYPE_CHECKING:
+    from libtorchbeast.rpc.security import Security
 
 # Of workers, which share their cores with the learner. All others wait for it if it has to wait for
 # a core: Pong made 16% more steps on two cores than with equal rights, and 6% more with 10.
@@ -153,11 +150,11 @@ class HostConfig:
 def run_worker(config: HostConfig, line: SupervisorLine) -> None:
     """Play on the learner's own lanes until they are closed."""
     os.nice(NICENESS)
-    from libtorchbeast.lane_scheduler import LaneLink, Turns
+    from libtorchbeast.lane_scheduler import LaneLink, LaneScheduler
     from libtorchbeast.shared_lanes import Lane, LaneClosed
 
     spec = Spec.from_json(config.spec)
-    turns = Turns(line.tick)
+    scheduler = LaneScheduler(line.tick)
 
     async def work(lane: Lane, group: Group) -> None:
         link = LaneLink(lane)
@@ -173,57 +170,63 @@ def run_worker(config: HostConfig, line: SupervisorLine) -> None:
     lanes = [Lane(fd, spec, config.num_envs) for fd in config.lane_fds]
     groups = [config.make_group(i, line.beat, data=line.data) for i in range(len(lanes))]
     for lane, group in zip(lanes, groups, strict=True):
-        turns.add(work(lane, group))
-    turns.run()
+        scheduler.add(work(lane, group))
+    scheduler.run()
 
 
 def run_at_address(config: HostConfig, line: SupervisorLine) -> None:
     """Listen for a learner, or dial one, until SIGTERM."""
     from libtorchbeast.rpc.security import Security
 
-    security = Security.from_json(config.security)
-    if config.dial:
-        from libtorchbeast.rpc.env_client import EnvironmentClient
+    run = run_client if config.dial else run_server
+    run(config, line, Security.from_json(config.security))
 
-        groups: list[Group] = []
 
-        def maker(number: int) -> Callable[[], Group]:
-            def make() -> Group:
-                groups.append(config.make_group(number, line.beat))
-                return groups[-1]
+def run_client(config: HostConfig, line: SupervisorLine, security: "Security") -> None:
+    """Dial. `FalseStart` if it is the environments' own fault that it ends."""
+    from libtorchbeast.rpc.env_client import EnvironmentClient
 
-            return make
+    groups: list[Group] = []
 
-        makers = [maker(i) for i in range(config.num_groups)]
-        program: Any = EnvironmentClient(makers, config.address, config.name, security, line.tick)
-    else:
-        from libtorchbeast.rpc.env_server import EnvironmentServer
+    def maker(number: int) -> Callable[[], Group]:
+        def make() -> Group:
+            groups.append(config.make_group(number, line.beat))
+            return groups[-1]
 
-        numbers = itertools.count()
+        return make
 
-        def make_group(knows_truncation: bool) -> Group:
-            return config.make_group(next(numbers), line.beat, rebuild=knows_truncation)
+    makers = [maker(i) for i in range(config.num_groups)]
+    client = EnvironmentClient(makers, config.address, config.name, security, line.tick)
+    signal.signal(signal.SIGTERM, lambda *_: client.stop())
+    try:
+        client.run()
+    except Exception as error:
+        if not is_false_start(error, groups, config.num_groups):
+            raise
+        raise FalseStart from error
 
-        program = EnvironmentServer(
-            make_group,
-            config.address,
-            config.name,
-            security,
-            num_streams=config.num_groups,
-            tick=line.tick,
-        )
-    signal.signal(signal.SIGTERM, lambda *_: program.stop())
-    if config.dial:
-        try:
-            program.run()
-        except Exception as error:
-            if not is_false_start(error, groups, config.num_groups):
-                raise
-            raise FalseStart from error
-        return
+
+def run_server(config: HostConfig, line: SupervisorLine, security: "Security") -> None:
+    """Listen. The first start ends the program if the address cannot be had."""
+    from libtorchbeast.rpc.env_server import EnvironmentServer
+
+    numbers = itertools.count()
+
+    def make_group(knows_truncation: bool) -> Group:
+        return config.make_group(next(numbers), line.beat, rebuild=knows_truncation)
+
+    server = EnvironmentServer(
+        make_group,
+        config.address,
+        config.name,
+        security,
+        num_streams=config.num_groups,
+        tick=line.tick,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
     listening: list[str] = []
     try:
-        program.run(listening.append)
+        server.run(listening.append)
     except (OSError, ValueError) as error:
         has_room = getattr(error, "errno", None) not in NO_ROOM
         if listening or not config.is_first_start or not has_room:

@@ -18,8 +18,8 @@ InfoSums = dict[str, tuple[float, int]]
 """By name: the sum, and of how many episodes."""
 
 MAX_NAMES = 32
-MAX_NAME_BYTES = 48
-MAX_NUMBER = 1e30  # so that the sum over a group is a float32, which is what the network takes
+MAX_INFO_NAME_BYTES = 48
+MAX_INFO_NUMBER = 1e30  # so that the sum over a group is a float32, which is what the network takes
 MAX_DEPTH = 4  # of dicts within dicts
 OUR_OWN = ("episode/r", "episode/l", "episode/t")  # return, length and time, by Gymnasium's wrapper
 # What Gymnasium and Stable-Baselines3 put there for their own use, and masks: nobody misses those.
@@ -47,16 +47,11 @@ def add_sums(sums: InfoSums, others: InfoSums, most: int | None = MAX_NAMES) -> 
             sums[name] = (before + total, number + count)
 
 
-def numbers_in(info: Any) -> dict[str, float]:
-    """The numbers of an `info`, also those in dicts in it, by name."""
-    return _split(info)[0]
-
-
 def is_name(name: Any) -> bool:
     """Whether it can be the name of a figure."""
     return (
         isinstance(name, str)
-        and 0 < len(name.encode(errors="replace")) <= MAX_NAME_BYTES
+        and 0 < len(name.encode(errors="replace")) <= MAX_INFO_NAME_BYTES
         and name.isprintable()
     )
 
@@ -108,7 +103,7 @@ _left_out = _LeftOut()
 
 
 def _split(info: Any, prefix: str = "", depth: int = 1) -> tuple[dict[str, float], dict[str, str]]:
-    """The numbers by name, and of all else what it is."""
+    """The numbers by name, also those in dicts; and of all else what it is."""
     numbers: dict[str, float] = {}
     others: dict[str, str] = {}
     for key, value in info.items() if isinstance(info, dict) else ():
@@ -121,7 +116,9 @@ def _split(info: Any, prefix: str = "", depth: int = 1) -> tuple[dict[str, float
             numbers.update(more_numbers)
             others.update(more_others)
         elif not (isinstance(key, str) and is_name(name)):
-            others[repr(name)[:MAX_NAME_BYTES]] = f"not a name of at most {MAX_NAME_BYTES} bytes"
+            others[repr(name)[:MAX_INFO_NAME_BYTES]] = (
+                f"not a name of at most {MAX_INFO_NAME_BYTES} bytes"
+            )
         elif (number := _as_number(value)) is not None:
             numbers[name] = number
         else:
@@ -147,4 +144,4 @@ def _as_number(value: Any) -> float | None:
         number = float(np.asarray(value).reshape(()))
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if abs(number) <= MAX_NUMBER else None
+    return number if abs(number) <= MAX_INFO_NUMBER else None

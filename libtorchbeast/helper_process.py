@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from libtorchbeast import secret
+from libtorchbeast.malloc import KEEP_FREED_MEMORY
 from libtorchbeast.shared_memory import anonymous_memory
 
 logger = logging.getLogger("torchbeast")
@@ -36,11 +37,6 @@ MAX_UNREAD = 1 << 20  # bytes of a line that has no end
 MAX_READS = 64  # of 64 KiB, at once
 LOOK_S = 0.2  # between two looks at whether the parent lives
 OUTPUT_PIPE_BYTES = 1 << 18
-# Large messages and frames come and go: glibc need not give their memory back each time.
-KEEP_FREED_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
-}
 # The thread that waits for a message reads it from its socket, where other threads of gRPC would.
 GRPC_READS_IN_PLACE = "-event_engine_client,-event_engine_listener"
 LAST_TRIED_GRPC = (1, 85)  # later ones may not know these names, and print an error for each

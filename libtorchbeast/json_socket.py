@@ -4,6 +4,7 @@ A message is four bytes of length and that many bytes of JSON. What brings a des
 attached to its first byte, so that one lost on the way is missed by its own message and no other.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -45,6 +46,11 @@ class JsonSocket:
         fds = [] if fd is None else [os.dup(fd)]
         self._outgoing.append((len(text).to_bytes(4, "little") + text, fds))
         self.flush()
+
+    def try_send(self, kind: str, **values: Any) -> None:
+        """A last word, as far as anybody is there to hear it."""
+        with contextlib.suppress(OSError):
+            self.send(kind, **values)
 
     def flush(self) -> None:
         with self._sending:

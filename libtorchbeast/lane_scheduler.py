@@ -105,7 +105,7 @@ class _Task:
     waits_for: Any = None
 
 
-class Turns:
+class LaneScheduler:
     """Runs coroutines. All but `stop` is for one thread."""
 
     def __init__(self, tick: Callable[[], None] = lambda: None) -> None:

@@ -51,7 +51,8 @@ class Environments(Protocol):
     """A group: `num_envs` environments that step together.
 
     May have `action_spec`, a nest of `ArraySpec` (default: one int64), and `observation_spec`, for
-    the bounds of what frames hold. Frames are nests of arrays, or of `Unstacked` ones.
+    the bounds of what frames hold; `is_checked` says that they check their numbers themselves.
+    Frames are nests of arrays, or of `Unstacked` ones.
     """
 
     num_envs: int

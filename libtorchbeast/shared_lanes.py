@@ -25,21 +25,22 @@ from libtorchbeast._C import Turn
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rollouts import RolloutSpec
 from libtorchbeast.rows import NUMBERS, Row, Spec, Unstacked
-from libtorchbeast.shared_memory import anonymous_memory, can_shrink
+from libtorchbeast.shared_memory import aligned, anonymous_memory, can_shrink
 from libtorchbeast.specs import ArraySpec, count_actions
 from libtorchbeast.text import printable
 
-ALIGNMENT = 64
 DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own
-MAX_NAME_BYTES = 128
+MAX_LANE_NAME_BYTES = 128
 # A name that is not empty, and what was summed under it, of how many episodes, since the start.
-INFO = np.dtype([("name", f"S{episode_info.MAX_NAME_BYTES}"), ("total", "<f8"), ("count", "<u8")])
+INFO = np.dtype(
+    [("name", f"S{episode_info.MAX_INFO_NAME_BYTES}"), ("total", "<f8"), ("count", "<u8")]
+)
 # A cache line each of the first two.
 HEADER = np.dtype(
     [
         ("turn", "<u4", 16),
         ("counts", "<u8", 8),
-        ("name", f"S{MAX_NAME_BYTES}"),
+        ("name", f"S{MAX_LANE_NAME_BYTES}"),
         ("infos", INFO, episode_info.MAX_NAMES),
     ]
 )
@@ -134,7 +135,7 @@ class Lane:
 
     @name.setter
     def name(self, name: str) -> None:
-        self._header["name"] = name.encode()[:MAX_NAME_BYTES]
+        self._header["name"] = name.encode()[:MAX_LANE_NAME_BYTES]
 
     def read_info(self) -> InfoSums:
         """All that `add_info` has added so far; who writes it may be at work, and anybody.
@@ -229,7 +230,7 @@ class Lane:
     def _view(self, spec: ArraySpec) -> np.ndarray:
         num_bytes = self.num_envs * spec.num_bytes
         flat = self._memory[self._next_byte : self._next_byte + num_bytes]
-        self._next_byte += _aligned(num_bytes)
+        self._next_byte += aligned(num_bytes)
         return flat.view(spec.dtype).reshape(self.num_envs, *spec.shape)
 
 
@@ -271,7 +272,7 @@ def close_free_lane(lanes: Iterable[Lane]) -> None:
 def lane_size(spec: Spec | RolloutSpec, num_envs: int) -> int:
     """Bytes of a lane's memory."""
     leaves = [*nest.flatten(spec.row), *nest.flatten(spec.action)]
-    return HEADER.itemsize + sum(_aligned(num_envs * leaf.num_bytes) for leaf in leaves)
+    return HEADER.itemsize + sum(aligned(num_envs * leaf.num_bytes) for leaf in leaves)
 
 
 def _has_turn(state: Turn.State) -> bool:
@@ -293,7 +294,3 @@ def _copy(view: np.ndarray, value: Any) -> None:
             view[i] = array
     else:
         view[...] = value
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

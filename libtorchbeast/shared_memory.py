@@ -1,7 +1,5 @@
 """Memory: shared without a name, and how much of it this machine has. Nothing here is compiled."""
 
-import contextlib
-import ctypes
 import os
 import sys
 import threading
@@ -12,8 +10,7 @@ CONTAINER_MEMORY = [  # where version 2 and version 1 of control groups say how 
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 ]
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-LARGE_BLOCK_BYTES = 1 << 20  # more than most messages have: asking the kernel each time is slow
+ALIGNMENT = 64  # bytes: of a cache line, and of any dtype
 
 
 def anonymous_memory(
@@ -60,6 +57,11 @@ def _unlinked_memory() -> int:
     raise OSError(f"No free name for shared memory on {sys.platform}.")
 
 
+def aligned(num_bytes: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
 def fence() -> None:
     """What this thread read and wrote before is done before what it reads and writes after.
 
@@ -77,24 +79,6 @@ def memory_bytes() -> int:
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     allowed = [_number_in(path) for path in CONTAINER_MEMORY]
     return min([installed, *(number for number in allowed if number)])
-
-
-def give_memory_back() -> None:
-    """Let glibc return large blocks as soon as they are freed, from now on.
-
-    Left alone it keeps up to 64 MiB for each thread once a block of 32 MiB was freed, which
-    `malloc_trim` does not reach.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            mallopt(parameter, LARGE_BLOCK_BYTES)
-
-
-def raise_oom_score() -> None:
-    """Let the kernel kill this process first when memory runs out: it is soon restarted."""
-    with contextlib.suppress(OSError):  # other systems have no such file
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _number_in(path: Path) -> int:

@@ -7,9 +7,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from libtorchbeast.action_masks import WrongMask
-from libtorchbeast.environments import SyncEnvs, spec_of_group
+from libtorchbeast.groups import spec_of_group
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
+from libtorchbeast.sync_envs import SyncEnvs
 from tests.helpers.masked import PLACES, Broken, Masked
 from tests.test_any_space import learn_from
 from torchbeast.envs import EnvOptions, look_at, make_envs

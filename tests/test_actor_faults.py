@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from libtorchbeast.environments import Broken
+from libtorchbeast.groups import Broken
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.actor_messages import (
     MAX_ROLLOUTS_AHEAD,
@@ -22,8 +22,8 @@ from libtorchbeast.rpc.actor_messages import (
     encode_welcome,
 )
 from libtorchbeast.rpc.handshake import Greeting, Hello, Refused
+from libtorchbeast.rpc.learner_connection import LearnerConnection
 from libtorchbeast.rpc.limits import Limits
-from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.rpc.messages import ACTOR_METHOD
 from tests.helpers.actors import Publisher, acting
 from tests.helpers.attacks import fake_end
@@ -235,14 +235,14 @@ def test_a_model_that_comes_again_does_not_replace_the_one_that_is_there():
     offer = publisher.offers.make()
     ours, theirs = socket.socketpair()
     with ours:
-        line = LearnerLine(theirs.detach(), -1, Limits())
+        connection = LearnerConnection(theirs.detach(), -1, Limits())
         first, second = os.dup(offer.weights_fd), os.dup(offer.weights_fd)
-        line._take_model({"offer": offer.to_json(), "fd": first})
-        publication = line.publication
-        line._take_model({"offer": offer.to_json(), "fd": second})
-        line._take_model({"offer": offer.to_json(), "fd": None})
-        assert line.publication is publication is not None
+        connection._take_model({"offer": offer.to_json(), "fd": first})
+        publication = connection.publication
+        connection._take_model({"offer": offer.to_json(), "fd": second})
+        connection._take_model({"offer": offer.to_json(), "fd": None})
+        assert connection.publication is publication is not None
         for fd in (first, second):
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(fd)
-        line._learner.close()
+        connection._socket.close()

@@ -7,8 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from libtorchbeast.environments import SyncEnvs, spec_of_group
+from libtorchbeast.groups import spec_of_group
 from libtorchbeast.specs import ArraySpec
+from libtorchbeast.sync_envs import SyncEnvs
 from libtorchbeast.tree import leaves_of, map_tree
 from tests.helpers import any_space, training
 from tests.helpers.any_space import AnySpace

@@ -16,7 +16,7 @@ import torch
 import torchbeast
 from libtorchbeast.episode_info import MAX_NAMES
 from libtorchbeast.rows import Spec
-from libtorchbeast.rpc.clients import NO_TOKEN, ClientFigures, Clients
+from libtorchbeast.rpc.connected_clients import NO_TOKEN, ClientFigures, Clients
 from libtorchbeast.rpc.grpc_streams import Watched
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.limits import Limits
@@ -238,7 +238,7 @@ def test_streams_of_other_sizes_for_ever_take_no_memory(monkeypatch):
 @pytest.mark.parametrize("place", ["gateway", "learner", "actors"])
 def test_hosts_without_number_take_no_memory(place, monkeypatch):
     """Whoever has the token and a network of IPv6 is another client at each call."""
-    monkeypatch.setattr("libtorchbeast.rpc.clients.MAX_CLIENTS", 3)
+    monkeypatch.setattr("libtorchbeast.rpc.connected_clients.MAX_CLIENTS", 3)
     monkeypatch.setattr("libtorchbeast.actor_pool.MAX_LANES", 4)
     if place == "gateway":
         clients = Clients(Limits())

@@ -7,7 +7,7 @@ from libtorchbeast.rows import Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.rpc.messages import encode_hello
-from libtorchbeast.rpc.steps import encode_actions, encode_step
+from libtorchbeast.rpc.step_messages import encode_actions, encode_step
 from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.examples import load
 

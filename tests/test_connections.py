@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 
-from libtorchbeast.rpc.clients import ClientFigures
+from libtorchbeast.rpc.connected_clients import ClientFigures
 from torchbeast import status
 from torchbeast.run.connections import FILE, OWN, Connections
 

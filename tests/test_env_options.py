@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from libtorchbeast.environments import make_environments
+from libtorchbeast.groups import make_environments
 from torchbeast import monobeast
 from torchbeast.envs import (
     GROUP_FACTORY,

@@ -17,7 +17,7 @@ from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import Greeting, Hello
 from libtorchbeast.rpc.messages import encode_greeting
 from libtorchbeast.rpc.security import Security
-from libtorchbeast.rpc.steps import encode_actions, encode_step
+from libtorchbeast.rpc.step_messages import encode_actions, encode_step
 from libtorchbeast.specs import ArraySpec, discrete
 from tests.helpers.certificates import Certificates
 from tests.helpers.examples import ROOT, build_cpp_client, install_js_client, load

@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from libtorchbeast.environments import (
-    HEALTHY_STEPS,
-    MAX_REBUILDS,
-    Broken,
-    Group,
-    SyncEnvs,
-    make_environments,
-)
+from libtorchbeast.groups import HEALTHY_STEPS, MAX_REBUILDS, Broken, Group, make_environments
 from libtorchbeast.rows import EpisodeCounter, Spec, Unstacked
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import ArraySpec, discrete, spec_of
+from libtorchbeast.sync_envs import SyncEnvs
 from libtorchbeast.tree import leaves_of
 from torchbeast.envs import EnvOptions, make_envs, make_group
 

@@ -11,12 +11,12 @@ import sys
 import pytest
 
 from libtorchbeast import secret
+from libtorchbeast.env_workers import Workers, WorkersConfig
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.certificates import RevokedNames
 from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.specs import spec_of
-from libtorchbeast.workers import Workers, WorkersConfig
 from tests.helpers.certificates import Certificates
 from tests.helpers.threads import run_in_threads, wait_until
 from torchbeast import keys

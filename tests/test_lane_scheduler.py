@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from libtorchbeast.json_socket import JsonSocket
-from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause
+from libtorchbeast.lane_scheduler import LaneLink, LaneScheduler, next_message, pause
 from libtorchbeast.rows import EpisodeCounter, Spec
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
 from libtorchbeast.specs import ArraySpec
@@ -49,11 +49,11 @@ async def play(lane, counts, name):
 
 
 def run(lanes, pauses, numbers):
-    counts, turns = [], Turns()
+    counts, scheduler = [], LaneScheduler()
     for name, lane in enumerate(lanes):
-        turns.add(play(lane, counts, name))
+        scheduler.add(play(lane, counts, name))
     threads = [agent(*each) for each in zip(lanes, numbers, pauses, strict=True)]
-    turns.run()
+    scheduler.run()
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
@@ -94,10 +94,10 @@ def test_messages_and_moments_are_waited_for_together():
         events.append("moment")
         ours.send("message")
 
-    turns = Turns()
+    scheduler = LaneScheduler()
     for coroutine in (wait_for_message(), wait_for_nothing(), wait_for_a_moment()):
-        turns.add(coroutine)
-    turns.run()
+        scheduler.add(coroutine)
+    scheduler.run()
     assert events == ["nothing", "moment", "message"]
     ours.close()
     theirs.close()
@@ -116,11 +116,11 @@ def test_what_a_coroutine_raises_ends_the_run_and_closes_the_others():
         await pause(0.01)
         raise ValueError("out of tea")
 
-    turns = Turns()
-    turns.add(wait())
-    turns.add(fail())
+    scheduler = LaneScheduler()
+    scheduler.add(wait())
+    scheduler.add(fail())
     with pytest.raises(ValueError, match="out of tea"):
-        turns.run()
+        scheduler.run()
     assert closed == [True]
 
 
@@ -137,8 +137,8 @@ def test_a_connection_that_ends_closes_its_lane():
         except LaneClosed:
             ended.append(True)
 
-    turns = Turns()
-    turns.add(wait())
+    scheduler = LaneScheduler()
+    scheduler.add(wait())
     threading.Timer(0.3, ours.close).start()
-    turns.run()
+    scheduler.run()
     assert ended == [True]

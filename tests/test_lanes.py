@@ -15,7 +15,6 @@ from libtorchbeast import _C
 from libtorchbeast.rows import Spec, Unstacked
 from libtorchbeast.shared_lanes import (
     AGENT,
-    ALIGNMENT,
     CLOSED,
     ENVIRONMENT,
     FREE,
@@ -25,7 +24,7 @@ from libtorchbeast.shared_lanes import (
     lane_size,
     map_lane,
 )
-from libtorchbeast.shared_memory import anonymous_memory
+from libtorchbeast.shared_memory import ALIGNMENT, anonymous_memory
 from libtorchbeast.specs import ArraySpec, discrete
 
 SPEC = Spec(

@@ -17,7 +17,9 @@ PURE = {
     f"libtorchbeast.{name}"
     for name in (
         "action_masks",
-        "environments",
+        "groups",
+        "old_gym",
+        "sync_envs",
         "episode_info",
         "observations",
         "helper_process",
@@ -25,6 +27,7 @@ PURE = {
         "output_log",
         "grpc_forks",
         "log_repeats",
+        "malloc",
         "supervisor",
         "rollouts",
         "rows",

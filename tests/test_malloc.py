@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import resource, threading
 import torch
-from torchbeast.runtime.process_setup import keep_freed_memory
+from libtorchbeast.malloc import keep_freed_memory
 
 def touch():
     torch.zeros({megabytes} << 20, dtype=torch.uint8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from libtorchbeast.environments import Group, spec_of_group
+from libtorchbeast.groups import Group, spec_of_group
 from libtorchbeast.specs import ArraySpec
 from tests.helpers import training
 from tests.helpers.games import Relay, Signs

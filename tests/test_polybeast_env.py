@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from libtorchbeast.env_host import HostConfig, is_false_start, run_at_address
-from libtorchbeast.environments import Broken
+from libtorchbeast.groups import Broken
 from libtorchbeast.rpc.address import listen_unix
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.supervisor import CANNOT_WORK

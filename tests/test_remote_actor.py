@@ -107,13 +107,13 @@ def test_with_a_learner_that_is_waited_for_there_is_no_lag():
 def test_while_an_actor_plays_the_learner_knows_that_rollouts_are_on_their_way():
     publisher = Publisher()
     with publisher.learning() as it:
-        assert not it.pool.has_rollouts
+        assert not it.pool.brings_rollouts
         with acting(it.address, NUM_ENVS) as (link, _):
             it.wait_for_rollouts(2)
-            assert it.pool.has_rollouts
+            assert it.pool.brings_rollouts
             welcome = link.next_session(lambda: None).welcome
             assert publisher.offers.in_flight == welcome.rollouts_ahead + 2
-        wait_until(lambda: not it.pool.has_rollouts)
+        wait_until(lambda: not it.pool.brings_rollouts)
 
 
 def test_updates_without_end_keep_no_actor_from_playing_though_it_waits_for_weights():

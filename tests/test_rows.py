@@ -1,4 +1,4 @@
-"""The counters that make rows; what environments make of them stands in test_environments.py."""
+"""The counters that make rows; what environments make of them stands in test_sync_envs.py."""
 
 import numpy as np
 from hypothesis import given, settings

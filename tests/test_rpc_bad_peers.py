@@ -23,7 +23,7 @@ from libtorchbeast.rpc.messages import (
     encode_hello,
     token_metadata,
 )
-from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.rpc.step_messages import encode_step
 from libtorchbeast.specs import ArraySpec
 from tests.helpers.attacks import send_path, silent_streams, under_attack
 from tests.helpers.counting import counting_group

@@ -28,7 +28,7 @@ from libtorchbeast.rpc.lane_grants import GatewayLanes, LaneGrants
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD, encode_hello
 from libtorchbeast.rpc.security import Security
-from libtorchbeast.rpc.steps import encode_step
+from libtorchbeast.rpc.step_messages import encode_step
 from libtorchbeast.specs import INT64, ArraySpec, discrete
 from tests.helpers import masked
 from tests.helpers.attacks import silent_streams

@@ -36,14 +36,14 @@ from libtorchbeast.rpc.messages import (
     token_in,
     token_metadata,
 )
-from libtorchbeast.rpc.steps import (
+from libtorchbeast.rpc.step_messages import (
     _STEP,
     ActionsReader,
     StepReader,
     encode_actions,
     encode_step,
-    field_tag,
 )
+from libtorchbeast.rpc.wire import field_tag
 from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import INT64, ArraySpec, discrete
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import libtorchbeast
-from libtorchbeast.environments import SyncEnvs
 from libtorchbeast.grpc_forks import GrpcForks
 from libtorchbeast.rpc.address import dial_unix, listen_unix
 from libtorchbeast.rpc.messages import ENVIRONMENTS_METHOD
+from libtorchbeast.sync_envs import SyncEnvs
 from tests.helpers.remote import running
 from tests.helpers.threads import wait_until
 from tests.test_rpc_bad_peers import talk

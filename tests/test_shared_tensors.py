@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchbeast.runtime.shared_tensors import ALIGNMENT, SharedTensors, TensorSpec, shared_zeros
+from libtorchbeast.shared_memory import ALIGNMENT
+from torchbeast.runtime.shared_tensors import SharedTensors, TensorSpec, shared_zeros
 
 SPECS = {
     "frame": {"camera": TensorSpec((3, 2), torch.uint8), "none": TensorSpec((0, 4), torch.float32)},

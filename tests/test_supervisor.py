@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from libtorchbeast import helper_process, log_repeats, supervisor
-from libtorchbeast.environments import HEALTHY_STEPS, MAX_REBUILDS
+from libtorchbeast.groups import HEALTHY_STEPS, MAX_REBUILDS
 from libtorchbeast.helper_process import Helper
 from libtorchbeast.log_repeats import RepeatFilter, without_numbers
 from libtorchbeast.output_log import OutputLog

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from libtorchbeast.environments import SyncEnvs
+from libtorchbeast.sync_envs import SyncEnvs
 from tests.helpers.schedules import Scheduled, scheduled_vector
 from torchbeast.envs import EnvOptions, make_envs
 from torchbeast.envs.spaces import observe

@@ -28,8 +28,9 @@ import tyro
 from torch import Tensor, nn
 
 from libtorchbeast import output_log
-from libtorchbeast.environments import Group
 from libtorchbeast.episode_info import InfoSums, add_sums
+from libtorchbeast.groups import Group
+from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.rows import Row, Spec
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.shared_memory import memory_bytes
@@ -54,7 +55,7 @@ from torchbeast.run.training import Run, build_learner, run_training
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
 from torchbeast.runtime.monobeast_actors import ActorProcess, ParentPipe
-from torchbeast.runtime.process_setup import keep_freed_memory, own_device, seed_everything
+from torchbeast.runtime.process_setup import own_device, seed_everything
 from torchbeast.runtime.shared_tensors import (
     SharedTensors,
     TensorSpec,

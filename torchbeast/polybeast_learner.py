@@ -21,6 +21,7 @@ from torch import nn
 
 import libtorchbeast
 import nest
+from libtorchbeast.malloc import keep_freed_memory
 from libtorchbeast.rows import TORCHBEAST_FIELDS, Row, Spec
 from libtorchbeast.rpc.address import Address, listening_address, server_address
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
@@ -58,7 +59,7 @@ from torchbeast.run.training import Run, build_learner, run_training
 from torchbeast.run.utilization import Stages, Trace
 from torchbeast.runtime.actor_model import ActorModel, num_copies
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
-from torchbeast.runtime.process_setup import keep_freed_memory, own_device, seed_everything
+from torchbeast.runtime.process_setup import own_device, seed_everything
 from torchbeast.runtime.threads import Threads, set_cpu_threads, watch
 
 __all__ = [
@@ -493,7 +494,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
             source.poll()
             stages.poll()
             connections.poll()
-            sizes.poll(learner_queue, offers.in_flight if pool.has_rollouts else 1)
+            sizes.poll(learner_queue, offers.in_flight if pool.brings_rollouts else 1)
             learner.stats.add_info(flags.choose_info(pool.take_info()))
             if trace is not None and learner.version > first_version:
                 trace.record()

@@ -217,9 +217,7 @@ class ActorLink:
         from libtorchbeast.rpc.grpc_streams import Watched, watch
 
         streams: set[Watched] = set()
-        loop = asyncio.get_running_loop()
-        stopped = asyncio.Event()
-        self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
+        stopped, self._stop = grpc_loops.stop_event()
         if not self._is_stopped:
             await first_of(
                 stopped.wait(), watch(streams, lambda: None), self._keep_dialing(streams)

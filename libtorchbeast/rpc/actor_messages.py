@@ -13,8 +13,6 @@ from libtorchbeast.rpc.handshake import (
     DTYPES,
     MAX_DIMENSIONS,
     MAX_NAME,
-    MAX_TEXT,
-    EnvironmentFailed,
     Greeting,
     Hello,
     check_hello,
@@ -22,6 +20,9 @@ from libtorchbeast.rpc.handshake import (
 )
 from libtorchbeast.rpc.messages import (
     array_to_message,
+    check_first,
+    check_kind,
+    check_no_failure,
     failure_to_message,
     greeting_from_message,
     greeting_to_message,
@@ -78,9 +79,7 @@ def encode_actor_hello(hello: Hello, weights_dtype: str) -> bytes:
 def decode_actor_hello(data: bytes, max_row_bytes: int) -> tuple[Hello, str]:
     """An actor, and the dtype in which it wants weights; raises `Refused`."""
     message = parse_handshake(pb.ActorMessage, data)
-    kind = message.WhichOneof("message")
-    if kind != "hello":
-        raise invalid(f"The first message must be an ActorHello, got {kind or 'an empty one'}.")
+    check_first(message, "an ActorHello", "hello")
     hello = hello_from_message(message.hello.hello, max_row_bytes, has_model=True)
     dtype = message.hello.weights_dtype or WEIGHTS_DTYPES[0]
     if dtype not in WEIGHTS_DTYPES:
@@ -116,9 +115,7 @@ def decode_welcome(data: bytes, hello: Hello) -> Welcome:
     if len(data) > MAX_WELCOME_BYTES:
         raise invalid(f"A Welcome may have {MAX_WELCOME_BYTES} bytes, got {len(data)}.")
     message = parse(pb.LearnerMessage, data)
-    kind = message.WhichOneof("message")
-    if kind != "welcome":
-        raise invalid(f"The first message must be a Welcome, got {kind or 'an empty one'}.")
+    check_first(message, "a Welcome", "welcome")
     welcome = message.welcome
     greeting = greeting_from_message(welcome.greeting)
     spec = spec_from_message(welcome)
@@ -175,11 +172,8 @@ def _checked(dtype: str) -> str:
 def decode_request(data: bytes) -> int:
     """The version that an actor has, which asks for newer weights; `Refused`."""
     message = parse_handshake(pb.ActorMessage, data)
-    kind = message.WhichOneof("message")
-    if kind == "failure":
-        raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
-    if kind != "request":
-        raise invalid(f"Expected a Rollout or a request, got {kind or 'an empty message'}.")
+    check_no_failure(message)
+    check_kind(message, "a Rollout or a request", "request")
     return message.request.have
 
 
@@ -210,7 +204,5 @@ def encode_weights(version: Version, offset: int, data: bytes, newest: int) -> b
 def decode_learner_message(data: bytes) -> pb.LearnerMessage:
     """Weights, or Taken; `Refused`."""
     message = parse(pb.LearnerMessage, data)
-    kind = message.WhichOneof("message")
-    if kind not in ("weights", "taken"):
-        raise invalid(f"Expected Weights or Taken, got {kind or 'an empty message'}.")
+    check_kind(message, "Weights or Taken", "weights", "taken")
     return message

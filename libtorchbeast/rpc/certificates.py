@@ -2,12 +2,15 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from libtorchbeast.rpc.handshake import Refused, check_token
 from libtorchbeast.text import printable
+
+if TYPE_CHECKING:  # which needs grpc
+    from libtorchbeast.rpc.grpc_streams import Watched
 
 logger = logging.getLogger("torchbeast")
 
@@ -86,7 +89,7 @@ class CallerCheck:
         if self._security.revoked is not None and identity.get("x509_pem_cert") and not name:
             text = "A certificate must have a name (CN) here, by which it can be revoked; got none."
             raise Refused("UNAUTHENTICATED", text)
-        self.check_name(name)
+        self._check_name(name)
         if self._is_learner_expected:
             check_no_worker(identity)
         return name
@@ -106,8 +109,15 @@ class CallerCheck:
             self._token, self._stamp = self._security.read_token(), stamp
         return self._token
 
-    def check_name(self, name: str) -> None:
-        """`Refused` if it is revoked by now."""
+    def end_revoked(self, streams: Iterable["Watched"]) -> None:
+        """End those whose certificate is revoked by now."""
+        for stream in list(streams):  # one that is ended may leave the set
+            try:
+                self._check_name(stream.certified_name)
+            except Refused as error:
+                stream.end(error)
+
+    def _check_name(self, name: str) -> None:
         if name:
             self._revoked.check(name)
 

@@ -1,6 +1,6 @@
 """How environments, actors and simulators get through to a learner that listens, and stay with it.
 
-    dial_lane    a learner of this machine, which hands over a lane (in `Turns`)
+    dial_lane    a learner of this machine, which hands over a lane (in a `LaneScheduler`)
     dial_stream  environments, over gRPC (in asyncio); `dial_call` is any call of a learner's
     Redial       when to try again, and what the log says meanwhile
 
@@ -18,7 +18,6 @@ from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.lane_scheduler import LaneLink, next_message
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc.address import Address, dial_unix, is_ours
-from libtorchbeast.rpc.env_server import lane_in
 from libtorchbeast.rpc.handshake import (
     FINISHED,
     Greeting,
@@ -27,6 +26,7 @@ from libtorchbeast.rpc.handshake import (
     greeting_from_json,
     refusal_from_json,
 )
+from libtorchbeast.rpc.lane_receipt import receive_lane
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 from libtorchbeast.shared_lanes import LaneClosed
@@ -119,10 +119,10 @@ def token_now(security: Security) -> str:
 
 
 async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, Greeting]:
-    """Introduce environments to a learner of this machine, and wait for a lane (in `Turns`).
+    """Introduce environments to a learner of this machine, and wait for a lane.
 
-    `LearnerGone`, `Refused`, `BadAnswer` or `LanesImpossible`. The connection must be closed after
-    use.
+    In a `LaneScheduler`. `LearnerGone`, `Refused`, `BadAnswer` or `LanesImpossible`. The connection
+    must be closed after use.
     """
     try:
         connection = JsonSocket(dial_unix(Address.parse(address).path))
@@ -134,17 +134,15 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
         if message["kind"] == "refused":
             raise refusal_from_json(message)
         greeting = understood(message)
-        lane = lane_in(await next_message(connection, HANDSHAKE_S), hello)
-        if lane is None:
+        link = await receive_lane(connection, hello, HANDSHAKE_S)
+        if link is None:
             raise LanesImpossible("The descriptor was lost.")
-        link = LaneLink(lane, connection)
-        await link.attach()
         return connection, link, greeting
     except BaseException as error:
         connection.close()
         if isinstance(error, UnknownProtocol):
             raise LanesImpossible(str(error)) from error
-        if isinstance(error, (EOFError, OSError, TimeoutError, LaneClosed)):
+        if isinstance(error, (EOFError, OSError, LaneClosed)):
             raise LearnerGone(str(error) or "It closed the connection.") from error
         if isinstance(error, Refused):
             raise meaning_of(error) from error
@@ -170,10 +168,10 @@ def pause_of(error: Exception, back_off: BackOff) -> float:
 
 
 async def why_closed(link: LaneLink, connection: Any) -> Refused | LearnerGone:
-    """What the learner said when it closed a lane, if it does so soon (in `Turns`)."""
+    """What the learner said when it closed a lane, if it does so soon (in a `LaneScheduler`)."""
     message = link.message
     if message is None:
-        with contextlib.suppress(EOFError, OSError, TimeoutError, UnknownProtocol):
+        with contextlib.suppress(EOFError, OSError, UnknownProtocol):
             message = await next_message(connection, REASON_S)
     if message is None or message["kind"] != "refused":
         return LearnerGone("It closed the lane.")
@@ -199,7 +197,7 @@ async def dial_stream(
     """(call, link, greeting) of a gRPC stream of environments to a learner; see `dial_call`."""
     import grpc.aio
 
-    from libtorchbeast.rpc.grpc_streams import LinkLost, StreamLink, exchange
+    from libtorchbeast.rpc.grpc_streams import StreamLink, exchange
     from libtorchbeast.rpc.messages import LEARNER_METHOD, decode_greeting, encode_hello
 
     first = encode_hello(hello)
@@ -209,7 +207,7 @@ async def dial_stream(
         async def show(data: bytes) -> bytes:
             data = await exchange(call, data)
             if data is grpc.aio.EOF:
-                raise LinkLost("The learner closed the stream.")
+                raise LearnerGone("The learner closed the stream.")
             return data
 
         link = StreamLink(hello, show, stream, ACTION_S)
@@ -235,7 +233,7 @@ async def dial_call(
     import grpc
     import grpc.aio
 
-    from libtorchbeast.rpc.grpc_streams import ANSWER, LinkLost, exchange, watched
+    from libtorchbeast.rpc.grpc_streams import ANSWER, exchange, watched
     from libtorchbeast.rpc.messages import token_metadata
 
     check_owner(address)
@@ -262,8 +260,6 @@ async def dial_call(
         ended = end_of_call(error if is_status else await status_of(call))
         is_kept = kept is not None and getattr(ended, "is_too_early", False)
         raise ended from error
-    except LinkLost as error:
-        raise LearnerGone(str(error)) from error
     except Refused as error:  # by this end: an answer that breaks a rule
         if error.code in Refused.PERMANENT:
             raise BadAnswer(str(error)) from error

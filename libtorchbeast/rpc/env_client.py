@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
-from libtorchbeast.environments import Broken, Group
-from libtorchbeast.json_socket import JsonSocket
-from libtorchbeast.lane_scheduler import Turns, pause
+from libtorchbeast.groups import Broken, Group
+from libtorchbeast.lane_scheduler import LaneScheduler, pause
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rpc import grpc_loops
 from libtorchbeast.rpc.address import Address
@@ -92,13 +91,13 @@ class EnvironmentClient:
     # Lanes.
 
     def _run_on_lanes(self, groups: list[Group]) -> None:
-        turns = Turns(self._tick)
-        self._stop = turns.stop
+        scheduler = LaneScheduler(self._tick)
+        self._stop = scheduler.stop
         if self._is_stopped:
             return
         for group in groups:
-            turns.add(self._play_on_lanes(group))
-        turns.run()
+            scheduler.add(self._play_on_lanes(group))
+        scheduler.run()
 
     async def _play_on_lanes(self, group: Group) -> None:
         """One lane after the other."""
@@ -111,15 +110,14 @@ class EnvironmentClient:
                 await play(group, link, self._tick, greeting.knows_truncation)
             except NO_LINK as error:
                 if connection is not None and isinstance(error, BadAnswer):
-                    _refuse(connection, error)
+                    connection.try_send("refused", **invalid(str(error)).to_json())
                 await pause(redial.pause_after(error))
             except LaneClosed:
                 gone = await why_closed(link, connection)
                 await pause(redial.pause_after(gone))
             except Broken:
                 if connection is not None:
-                    with contextlib.suppress(OSError):
-                        connection.send("failure", text=traceback.format_exc()[-MAX_TEXT:])
+                    connection.try_send("failure", text=traceback.format_exc()[-MAX_TEXT:])
                 raise
             finally:
                 if connection is not None:
@@ -131,9 +129,7 @@ class EnvironmentClient:
         from libtorchbeast.rpc.grpc_streams import Watched, watch
 
         streams: set[Watched] = set()
-        loop = asyncio.get_running_loop()
-        stopped = asyncio.Event()
-        self._stop = lambda: loop.call_soon_threadsafe(stopped.set)
+        stopped, self._stop = grpc_loops.stop_event()
         if self._is_stopped:
             return
         players = (self._play_streams(group, streams) for group in groups)
@@ -163,9 +159,3 @@ class EnvironmentClient:
             text = traceback.format_exc() if isinstance(error, Broken) else str(error)
             await finish_writing(call, encode_failure(text))
             raise
-
-
-def _refuse(connection: JsonSocket, error: BadAnswer) -> None:
-    refused = invalid(str(error))
-    with contextlib.suppress(OSError):  # nobody may be there to hear it
-        connection.send("refused", code=refused.code, text=str(refused))

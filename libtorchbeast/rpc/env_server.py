@@ -17,23 +17,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from libtorchbeast.env_host import BadAnswer, play
-from libtorchbeast.environments import Group, SyncEnvs
+from libtorchbeast.groups import Group
 from libtorchbeast.grpc_forks import GrpcForks
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.lane_scheduler import LaneLink, Turns, next_message, pause, readable
+from libtorchbeast.lane_scheduler import LaneScheduler, next_message, pause, readable
 from libtorchbeast.rpc.address import Address, listen_unix, speaks_http2
 from libtorchbeast.rpc.certificates import CallerCheck
-from libtorchbeast.rpc.handshake import (
-    MAX_TEXT,
-    Hello,
-    Refused,
-    greeting_from_json,
-    invalid,
-    refusal_from_json,
-)
+from libtorchbeast.rpc.handshake import MAX_TEXT, Hello, Refused, greeting_from_json, invalid
+from libtorchbeast.rpc.lane_receipt import receive_lane
 from libtorchbeast.rpc.limits import Admission, Limits
 from libtorchbeast.rpc.security import Security
-from libtorchbeast.shared_lanes import Lane, LaneClosed, map_lane
+from libtorchbeast.shared_lanes import LaneClosed
+from libtorchbeast.sync_envs import SyncEnvs
 from libtorchbeast.text import encodable
 
 logger = logging.getLogger("torchbeast")
@@ -124,16 +119,16 @@ class EnvironmentServer:
 
     def _run_on_lanes(self, on_listening: Callable[[str], None]) -> None:
         streams = StreamsBehind(self._stream_server, self._tick)
-        turns = Turns(streams.tick_of_lanes)
-        self._stop = turns.stop
+        scheduler = LaneScheduler(streams.tick_of_lanes)
+        self._stop = scheduler.stop
         if self._is_stopped:
             return
         path = Address.parse(self.server_address).path
         listener = listen_unix(self.server_address)
         try:
-            turns.add(self._accept(listener, turns, streams))
+            scheduler.add(self._accept(listener, scheduler, streams))
             on_listening(self.server_address)
-            turns.run()
+            scheduler.run()
         finally:
             listener.close()
             if os.path.exists(path):
@@ -141,7 +136,7 @@ class EnvironmentServer:
             streams.close()
 
     async def _accept(
-        self, listener: socket.socket, turns: Turns, streams: "StreamsBehind"
+        self, listener: socket.socket, scheduler: LaneScheduler, streams: "StreamsBehind"
     ) -> None:
         while True:
             await readable(listener, FOREVER_S)
@@ -151,7 +146,7 @@ class EnvironmentServer:
                 await pause(NO_DESCRIPTOR_S)
                 continue
             connection.setblocking(False)
-            turns.add(self._welcome(connection, streams))
+            scheduler.add(self._welcome(connection, streams))
 
     async def _welcome(self, connection: socket.socket, streams: "StreamsBehind") -> None:
         try:
@@ -170,11 +165,11 @@ class EnvironmentServer:
         except (EOFError, UnknownProtocol, OSError, LaneClosed):
             pass  # the learner left, or never was one
         except Refused as error:
-            _send(peer, "refused", code=error.code, text=str(error))
+            peer.try_send("refused", **error.to_json())
         except EnvironmentRaised as error:
             text = encodable("".join(traceback.format_exception(error.__cause__)))
             logger.error("%s", text)
-            _send(peer, "failure", text=text[-MAX_TEXT:])
+            peer.try_send("failure", text=text[-MAX_TEXT:])
         except Exception:  # of one peer: the others go on
             logger.exception("A peer at %s could not be served.", self.server_address)
         finally:
@@ -188,12 +183,10 @@ class EnvironmentServer:
                 group = stack.enter_context(self._groups.new(greeting.knows_truncation))
             hello = self.introduce(group)
             peer.send("hello", **hello.to_json())
-            lane = lane_in(await next_message(peer, GRANT_S), hello)
-            if lane is None:
+            link = await receive_lane(peer, hello, GRANT_S)
+            if link is None:
                 peer.send("no_descriptor")
                 return
-            link = LaneLink(lane, peer)
-            await link.attach()
             with what_environments_raise():
                 await play(group, link, tick, greeting.knows_truncation)
 
@@ -236,23 +229,6 @@ def what_environments_raise() -> Iterator[None]:
         raise invalid(str(error)) from error
     except Exception as error:
         raise EnvironmentRaised from error
-
-
-def lane_in(message: dict[str, Any], hello: Hello) -> Lane | None:
-    """The lane that a learner hands over; None if its descriptor was lost on the way."""
-    if message["kind"] == "refused":
-        raise refusal_from_json(message)
-    if message["kind"] != "lane":
-        raise UnknownProtocol(f"Expected a lane, got {message['kind']}.")
-    lane = map_lane(message.get("fd"), hello.spec, hello.num_envs)
-    if lane is not None:
-        lane.release()  # the memory stays mapped, and descriptors are scarce
-    return lane
-
-
-def _send(peer: JsonSocket, kind: str, **values: Any) -> None:
-    with contextlib.suppress(OSError):  # nobody may be there to hear it
-        peer.send(kind, **values)
 
 
 class StreamsBehind:

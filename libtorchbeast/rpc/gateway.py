@@ -17,46 +17,53 @@ import json
 import logging
 import sys
 import traceback
+from pathlib import Path
 
 from libtorchbeast.helper_process import SupervisorLine
+from libtorchbeast.malloc import give_memory_back
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig
 from libtorchbeast.rpc.gateway_dialer import Dialer
 from libtorchbeast.rpc.gateway_listener import Listener
 from libtorchbeast.rpc.grpc_streams import Watched, watch
-from libtorchbeast.rpc.line_to_learner import LearnerLine
+from libtorchbeast.rpc.learner_connection import LearnerConnection
 from libtorchbeast.shared_lanes import allow_descriptors
-from libtorchbeast.shared_memory import give_memory_back, raise_oom_score
 
 
 async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
     """Until the learner says so, or is gone."""
-    line = LearnerLine(config.control_fd, config.wakeup_fd, config.limits)
-    asyncio.get_running_loop().set_exception_handler(line.report_lost_error)
+    learner = LearnerConnection(config.control_fd, config.wakeup_fd, config.limits)
+    asyncio.get_running_loop().set_exception_handler(learner.report_lost_error)
     streams: set[Watched] = set()
-    listener = Listener(config, line, streams)
-    dialer = Dialer(config, line, streams)
+    listener = Listener(config, learner, streams)
+    dialer = Dialer(config, learner, streams)
 
     def tick() -> None:
         supervisor.tick()
-        listener.check_names()
-        line.send_news()
+        listener.end_revoked()
+        learner.send_news()
 
     async with contextlib.AsyncExitStack() as stack:
         try:
             addresses = [await stack.enter_async_context(listener.listen(a)) for a in config.listen]
         except (OSError, ValueError, RuntimeError) as error:
-            line.send("failed", text=str(error))
+            learner.send("failed", text=str(error))
             return
-        line.send("ready", addresses=addresses)
-        line.start()
+        learner.send("ready", addresses=addresses)
+        learner.start()
         watcher = asyncio.create_task(watch(streams, tick))
         dialer.start()
-        await line.stopped.wait()
+        await learner.stopped.wait()
         for stream in list(streams):
-            stream.end(line.ending())
+            stream.end(learner.ending())
         watcher.cancel()
         dialer.stop()
-    line.lanes.stop()
+    learner.lanes.stop()
+
+
+def raise_oom_score() -> None:
+    """Let the kernel kill this process first when memory runs out: it is soon restarted."""
+    with contextlib.suppress(OSError):  # other systems have no such file
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def main(text: str) -> None:

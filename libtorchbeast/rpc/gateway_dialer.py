@@ -14,7 +14,7 @@ from libtorchbeast.rpc.gateway_streams import carry_steps
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched, exchange, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json
 from libtorchbeast.rpc.lane_handover import Host, hand_over, raise_for_message
-from libtorchbeast.rpc.line_to_learner import LearnerLine
+from libtorchbeast.rpc.learner_connection import LearnerConnection
 from libtorchbeast.rpc.messages import (
     ENVIRONMENTS_METHOD,
     decode_answer,
@@ -29,10 +29,12 @@ MAX_PAUSE_S = 5.0  # between two calls of an address
 
 
 class Dialer:
-    def __init__(self, config: GatewayConfig, line: LearnerLine, streams: set[Watched]) -> None:
+    def __init__(
+        self, config: GatewayConfig, learner: LearnerConnection, streams: set[Watched]
+    ) -> None:
         """Those that are open are in `streams`."""
         self._config = config
-        self._line = line
+        self._learner = learner
         self._streams = streams
         self._security = config.security
         self._limits = config.limits
@@ -61,7 +63,7 @@ class Dialer:
         """Call an address for ever; whoever is there may come and go."""
         back_off = BackOff(max_s=MAX_PAUSE_S)
         path = Address.parse(address).path
-        while not self._line.stopped.is_set():
+        while not self._learner.stopped.is_set():
             if path and not self._is_there(path, address):
                 await asyncio.sleep(LOOK_FOR_SOCKET_S)
                 continue
@@ -75,10 +77,10 @@ class Dialer:
             if is_ours(path):
                 return True
         except OSError:
-            self._line.wait_for(address, "no such socket")
+            self._learner.wait_for(address, "no such socket")
             return False
-        self._line.wait_for(address, "another user's socket")
-        self._line.report(f"The socket {path} belongs to another user; it is not called.", path)
+        self._learner.wait_for(address, "another user's socket")
+        self._learner.report(f"The socket {path} belongs to another user; it is not called.", path)
         return False
 
     async def _dial_once(self, address: str) -> int:
@@ -94,22 +96,22 @@ class Dialer:
                     await self._call(stream)
         except Refused as error:
             stream.is_authenticated = True  # as far as anybody is whom we dialled
-            self._line.clients.count_refusal(stream, error)
-            self._line.wait_for(address, str(error))
-            self._line.report(f"The environments at {address} cannot be used: {error}", address)
+            self._learner.clients.count_refusal(stream, error)
+            self._learner.wait_for(address, str(error))
+            self._learner.report(f"The environments at {address} cannot be used: {error}", address)
         except EnvironmentFailed as error:
-            self._line.wait_for(address, "an environment failed")
-            self._line.report(printable_lines(str(error)), address, "environment_failed")
+            self._learner.wait_for(address, "an environment failed")
+            self._learner.report(printable_lines(str(error)), address, "environment_failed")
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError, OSError) as error:
             self._report_end(stream, error)
         except UnknownProtocol:
             self._hands_over_no_lanes.add(address)
             return 1  # at once, over gRPC
         except ValueError as error:  # a file of the token or of a certificate, being replaced
-            self._line.wait_for(address, str(error))
-            self._line.report(f"The environments at {address} are not called: {error}", address)
+            self._learner.wait_for(address, str(error))
+            self._learner.report(f"The environments at {address} are not called: {error}", address)
         except Exception:
-            self._line.report(traceback.format_exc(), address)
+            self._learner.report(traceback.format_exc(), address)
         return stream.num_steps if stream is not None else 0
 
     def _report_end(self, stream: Watched, error: Exception) -> None:
@@ -119,12 +121,14 @@ class Dialer:
         if isinstance(error, grpc.aio.AioRpcError):
             text = printable(error.details() or error.code().name)
             if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-                self._line.wait_for(address, text)
-                self._line.report(f"The environments at {address} cannot be used: {text}", address)
+                self._learner.wait_for(address, text)
+                self._learner.report(
+                    f"The environments at {address} cannot be used: {text}", address
+                )
                 return
         what = "went away" if stream.num_steps else "cannot be reached yet"
-        self._line.wait_for(address, text)
-        self._line.report(f"The environments at {address} {what}: {text}", address, "info")
+        self._learner.wait_for(address, text)
+        self._learner.report(f"The environments at {address} {what}: {text}", address, "info")
 
     async def _call(self, stream: Watched) -> None:
         channel = self._security.aio_channel(stream.peer, self._limits)
@@ -142,7 +146,7 @@ class Dialer:
                 stream.expect(STEP, self._limits.step_s)
                 return await exchange(call, data)
 
-            await carry_steps(self._line, stream, hello, call.read, answer)
+            await carry_steps(self._learner, stream, hello, call.read, answer)
         finally:
             await channel.close()
 
@@ -157,6 +161,6 @@ class Dialer:
                 raise_for_message(message)
             hello = hello_from_json(message, self._limits.max_message_bytes)
             self._have_callers(stream.peer, hello.num_streams)
-            await hand_over(stream, hello, host, self._line)
+            await hand_over(stream, hello, host, self._learner)
         finally:
             host.close()

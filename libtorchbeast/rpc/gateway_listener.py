@@ -26,8 +26,8 @@ from libtorchbeast.rpc.grpc_relay import private_address, relay
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, READ, STEP, Watched, watched
 from libtorchbeast.rpc.handshake import EnvironmentFailed, Refused, hello_from_json, status_text
 from libtorchbeast.rpc.lane_handover import Host, hand_over, until_readable
+from libtorchbeast.rpc.learner_connection import LearnerConnection
 from libtorchbeast.rpc.limits import Admission, server_options
-from libtorchbeast.rpc.line_to_learner import LearnerLine
 from libtorchbeast.rpc.messages import (
     ACTOR_METHOD,
     LEARNER_METHOD,
@@ -62,10 +62,12 @@ ENVIRONMENTS, ACTOR = "Environments were", "An actor was"  # refused
 
 
 class Listener:
-    def __init__(self, config: GatewayConfig, line: LearnerLine, streams: set[Watched]) -> None:
+    def __init__(
+        self, config: GatewayConfig, learner: LearnerConnection, streams: set[Watched]
+    ) -> None:
         """Those that are open are in `streams`."""
         self._config = config
-        self._line = line
+        self._learner = learner
         self._streams = streams
         self._security = config.security
         self._limits = config.limits
@@ -74,13 +76,9 @@ class Listener:
         self._refusing = asyncio.Semaphore(MAX_REFUSING)
         self._unauthenticated_texts = RepeatFilter(MAX_UNAUTHENTICATED_TEXTS)
 
-    def check_names(self) -> None:
+    def end_revoked(self) -> None:
         """End streams whose certificate has been revoked."""
-        for stream in list(self._streams):
-            try:
-                self._check_caller.check_name(stream.certified_name)
-            except Refused as error:
-                stream.end(error)
+        self._check_caller.end_revoked(self._streams)
 
     @contextlib.asynccontextmanager
     async def listen(self, address: str) -> AsyncIterator[str]:
@@ -148,7 +146,7 @@ class Listener:
                 if not current.server._server.is_running():
                     stopped = [server for server in [*stopped, current] if server.calls]
                     text = "grpc stopped listening after a bad request; the gateway listens again."
-                    self._line.report(text, current.address)
+                    self._learner.report(text, current.address)
                     current = await self._start_again(current.address)
         finally:
             if current.server._server.is_running():  # else it cannot be stopped again
@@ -159,7 +157,7 @@ class Listener:
             try:
                 return await self._start_server(address)
             except (OSError, ValueError, RuntimeError) as error:
-                self._line.report(f"The gateway cannot listen again yet: {error}", address)
+                self._learner.report(f"The gateway cannot listen again yet: {error}", address)
                 await asyncio.sleep(AGAIN_S)
 
     async def _until_streams_end(self) -> None:
@@ -187,7 +185,7 @@ class Listener:
             if speaks_http2(connection):
                 await relay(connection, behind)
                 return
-        except (OSError, TimeoutError):
+        except OSError:
             connection.close()
             return
         host = Host(connection)
@@ -212,13 +210,12 @@ class Listener:
             stream.is_authenticated = True
             with self._admission.play():
                 host.send("greeting", **self._config.greeting().to(hello).to_json())
-                await hand_over(stream, hello, host, self._line)
+                await hand_over(stream, hello, host, self._learner)
 
         refusal = await self._guard("unix:", serve, ENVIRONMENTS)
         if refusal is not None:
             with contextlib.suppress(EOFError):
-                retry = {} if refusal.retry_s is None else {"retry_s": refusal.retry_s}
-                host.send("refused", code=refusal.code, text=str(refusal), **retry)
+                host.send("refused", **refusal.to_json())
 
     async def _serve(self, context: Any, play: _Play, who: str) -> None:
         """One stream of who dialled in."""
@@ -255,7 +252,7 @@ class Listener:
         with self._admission.play():
             greeting = encode_greeting(self._config.greeting().to(hello))
             accept = functools.partial(context.write, greeting)
-            await carry_steps(self._line, stream, hello, context.read, exchange, accept)
+            await carry_steps(self._learner, stream, hello, context.read, exchange, accept)
 
     async def _act(self, stream: Watched, context: Any) -> None:
         """An actor that carries the model."""
@@ -263,7 +260,7 @@ class Listener:
         greeting = self._config.greeting().to(hello)
         with self._admission.play():
             await carry_rollouts(
-                self._line, stream, hello, dtype, greeting, context.read, context.write
+                self._learner, stream, hello, dtype, greeting, context.read, context.write
             )
 
     async def _introduction(self, stream: Watched, context: Any, decode: _Decode) -> Any:
@@ -285,26 +282,26 @@ class Listener:
         try:
             async with watched(self._streams, peer) as stream:
                 stream.expect(INTRODUCE, self._limits.handshake_s)
-                if self._line.stopped.is_set():
-                    raise self._line.ending()
+                if self._learner.stopped.is_set():
+                    raise self._learner.ending()
                 await serve(stream)
         except Refused as error:
             if stream is not None:
-                self._line.clients.count_refusal(stream, error)
+                self._learner.clients.count_refusal(stream, error)
             is_authenticated = stream is not None and stream.is_authenticated
             self._report_refusal(f"{who} refused", error, peer, is_authenticated)
             # Not the one that was raised: its traceback holds on to the message.
             return Refused(error.code, str(error), error.retry_s)
         except EnvironmentFailed as error:
-            self._line.report(printable_lines(str(error)), peer, "environment_failed")
+            self._learner.report(printable_lines(str(error)), peer, "environment_failed")
         except (EOFError, UnknownProtocol, ExecuteBatchError):
             pass  # the other end is gone
         except Exception:
-            self._line.report(traceback.format_exc(), peer)
+            self._learner.report(traceback.format_exc(), peer)
             return Refused("INTERNAL", "Something is wrong in the gateway; see its log.")
         return None
 
     def _report_refusal(self, what: str, error: Refused, peer: str, is_authenticated: bool) -> None:
         texts = None if is_authenticated else self._unauthenticated_texts
         if error.code != "UNAVAILABLE":
-            self._line.report(f"{what}: {error}", peer, texts=texts)
+            self._learner.report(f"{what}: {error}", peer, texts=texts)

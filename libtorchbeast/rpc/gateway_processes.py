@@ -18,7 +18,7 @@ from libtorchbeast.helper_process import Helper
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
 from libtorchbeast.rollouts import ModelOffer
 from libtorchbeast.rows import Spec
-from libtorchbeast.rpc.clients import ClientFigures, make_room
+from libtorchbeast.rpc.connected_clients import ClientFigures, make_room
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig, GatewaysConfig
 from libtorchbeast.rpc.lane_grants import GatewayLanes, LaneGrants
 from libtorchbeast.shared_lanes import ENVIRONMENT, Lane, allow_descriptors

@@ -22,7 +22,7 @@ from libtorchbeast.rpc.actor_messages import (
     encode_weights,
     encode_welcome,
 )
-from libtorchbeast.rpc.clients import client_of
+from libtorchbeast.rpc.connected_clients import client_of
 from libtorchbeast.rpc.grpc_loops import first_of
 from libtorchbeast.rpc.grpc_streams import (
     INTRODUCE,
@@ -34,9 +34,9 @@ from libtorchbeast.rpc.grpc_streams import (
     Watched,
 )
 from libtorchbeast.rpc.handshake import Greeting, Hello, invalid, no_descriptor_left
-from libtorchbeast.rpc.line_to_learner import LearnerLine
+from libtorchbeast.rpc.learner_connection import LearnerConnection
 from libtorchbeast.rpc.rollout_messages import RolloutReader, is_rollout
-from libtorchbeast.rpc.steps import StepReader, encode_actions
+from libtorchbeast.rpc.step_messages import StepReader, encode_actions
 from libtorchbeast.rpc.weights import Publication
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane, LaneClosed
 
@@ -46,25 +46,27 @@ Write = Callable[[bytes], Awaitable[Any]]
 
 
 @contextlib.asynccontextmanager
-async def lane_for(line: LearnerLine, stream: Watched, hello: Hello) -> AsyncIterator[Lane]:
+async def lane_for(
+    learner: LearnerConnection, stream: Watched, hello: Hello
+) -> AsyncIterator[Lane]:
     """The lane of a stream that has introduced itself, while it is carried."""
     stream.has_done(INTRODUCE)
-    with line.clients.playing(stream, hello):
-        lane = await line.lanes.acquire(hello, client_of(stream))
+    with learner.clients.playing(stream, hello):
+        lane = await learner.lanes.acquire(hello, client_of(stream))
         lane.name = f"{hello.name} at {stream.peer}"
         try:
             yield lane
         except LaneClosed as error:
-            raise line.ending() from error
+            raise learner.ending() from error
         finally:
-            line.lanes.release(lane)
+            learner.lanes.release(lane)
 
 
 # ------------------------------------------------------------------------------------------- steps
 
 
 async def carry_steps(
-    line: LearnerLine,
+    learner: LearnerConnection,
     stream: Watched,
     hello: Hello,
     read: Read,
@@ -76,17 +78,17 @@ async def carry_steps(
     `accept` is called once there is a lane. `exchange` writes actions and reads the next step,
     which it expects in time.
     """
-    async with lane_for(line, stream, hello) as lane:
-        with line.playing(hello, stream):
+    async with lane_for(learner, stream, hello) as lane:
+        with learner.playing(hello, stream):
             if accept is not None:
-                stream.expect(READ_GREETING, line.limits.write_s)
+                stream.expect(READ_GREETING, learner.limits.write_s)
                 await accept()
                 stream.has_done(READ_GREETING)
-            await _carry(line, stream, lane, read, exchange)
+            await _carry(learner, stream, lane, read, exchange)
 
 
 async def _carry(
-    line: LearnerLine, stream: Watched, lane: Lane, read: Read, exchange: Exchange
+    learner: LearnerConnection, stream: Watched, lane: Lane, read: Read, exchange: Exchange
 ) -> None:
     assert isinstance(lane.spec, Spec)
     reader = StepReader(lane.spec, lane.num_envs, lane.rows)
@@ -94,7 +96,7 @@ async def _carry(
     last_actions = nest.flatten(lane.rows["last_action"])
     for last in last_actions:
         last[...] = 0
-    stream.expect(STEP, line.limits.step_s)
+    stream.expect(STEP, learner.limits.step_s)
     data = await read()
     while data is not grpc.aio.EOF:
         stream.has_done(STEP)
@@ -102,8 +104,8 @@ async def _carry(
         if reader.info:
             lane.add_info(reader.info)
         lane.send_rows()
-        if await line.lanes.wait_while(lane, AGENT) != ENVIRONMENT:
-            raise line.ending()
+        if await learner.lanes.wait_while(lane, AGENT) != ENVIRONMENT:
+            raise learner.ending()
         for last, action in zip(last_actions, actions, strict=True):
             last[...] = action
         stream.num_steps += 1
@@ -114,7 +116,7 @@ async def _carry(
 
 
 async def carry_rollouts(
-    line: LearnerLine,
+    learner: LearnerConnection,
     stream: Watched,
     hello: Hello,
     weights_dtype: str,
@@ -123,15 +125,15 @@ async def carry_rollouts(
     write: Write,
 ) -> None:
     """Until the actor leaves."""
-    async with lane_for(line, stream, hello) as lane:
-        publication = line.publication
+    async with lane_for(learner, stream, hello) as lane:
+        publication = learner.publication
         if publication is None:  # its descriptor was lost
             raise no_descriptor_left()
-        with line.playing(hello, stream):
-            stream.expect(READ_GREETING, line.limits.write_s)
+        with learner.playing(hello, stream):
+            stream.expect(READ_GREETING, learner.limits.write_s)
             await write(encode_welcome(publication.offer, greeting, weights_dtype))
             stream.has_done(READ_GREETING)
-            actor = _Actor(line, stream, lane, publication, read, write)
+            actor = _Actor(learner, stream, lane, publication, read, write)
             await first_of(
                 actor.read_messages(), actor.carry_rollouts(), actor.send_weights(weights_dtype)
             )
@@ -146,7 +148,7 @@ class _Actor:
     weights behind it does not wait, too.
     """
 
-    line: LearnerLine
+    learner: LearnerConnection
     stream: Watched
     lane: Lane
     publication: Publication
@@ -181,7 +183,7 @@ class _Actor:
             del data
 
     async def carry_rollouts(self) -> None:
-        lane, lanes = self.lane, self.line.lanes
+        lane, lanes = self.lane, self.learner.lanes
         assert isinstance(lane.spec, RolloutSpec)
         reader = RolloutReader(lane.spec, lane.num_envs, lane.rows)
         while True:
@@ -189,10 +191,10 @@ class _Actor:
             if reader.info:
                 lane.add_info(reader.info)
             if reader.num_unsent:
-                self.line.clients.count_unsent(self.stream, reader.num_unsent)
+                self.learner.clients.count_unsent(self.stream, reader.num_unsent)
             lane.send_rows()
             if await lanes.wait_while(lane, AGENT) != ENVIRONMENT:
-                raise self.line.ending()
+                raise self.learner.ending()
             self.stream.num_steps += lane.spec.unroll_length
             await self._send(encode_taken(self.publication.version))
             self._num_here -= 1
@@ -201,7 +203,7 @@ class _Actor:
     def _expect_rollout(self) -> None:
         """In time from now on, unless one is here: then it is the learner that is waited for."""
         if self._num_here == 0:
-            self.stream.expect(ROLLOUT, self.line.limits.rollout_s)
+            self.stream.expect(ROLLOUT, self.learner.limits.rollout_s)
 
     def _may_be_late(self) -> bool:
         """Whether weights have become too old on their way, or while they were played with: an
@@ -223,6 +225,6 @@ class _Actor:
 
     async def _send(self, data: bytes) -> None:
         async with self._writing:
-            self.stream.expect(READ_WEIGHTS, self.line.limits.write_s)
+            self.stream.expect(READ_WEIGHTS, self.learner.limits.write_s)
             await self.write(data)
             self.stream.has_done(READ_WEIGHTS)

@@ -19,7 +19,6 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc
 
-from libtorchbeast.rpc.grpc_streams import LinkLost
 from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.text import encodable
 
@@ -30,6 +29,10 @@ AWAY_S = 0.5  # in environments, after which another thread looks at what comes
 STOP_S = 1.0  # for calls to end with their server
 ENDING = Refused("UNAVAILABLE", "The environments are ending.")
 _NEW_CALL, _STOPPED = "new call", "stopped"
+
+
+class LinkLost(Exception):
+    """The other end is gone, or this one has cancelled the call."""
 
 
 @types.coroutine

@@ -7,7 +7,7 @@ seen, and one that is closed makes it lose those of the others.
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 # gRPC's own handlers crash one fork in four while its event loops are at work. Without them a
@@ -34,6 +34,13 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
     finally:
         with _lock:
             _idle.append(loop)
+
+
+def stop_event() -> tuple[asyncio.Event, Callable[[], object]]:
+    """An event of the loop that runs, and what sets it from any thread."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    return stopped, lambda: loop.call_soon_threadsafe(stopped.set)
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, object]) -> None:

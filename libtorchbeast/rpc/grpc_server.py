@@ -10,15 +10,14 @@ import traceback
 from collections.abc import Callable
 
 from libtorchbeast.env_host import BadAnswer, play
-from libtorchbeast.environments import Group
+from libtorchbeast.groups import Group
 from libtorchbeast.rpc.certificates import CallerCheck
 from libtorchbeast.rpc.env_server import Groups
-from libtorchbeast.rpc.grpc_calls import Call, CallServer
+from libtorchbeast.rpc.grpc_calls import Call, CallServer, LinkLost
 from libtorchbeast.rpc.grpc_streams import (
     INTRODUCE,
     READ_GREETING,
     READ_STATUS,
-    LinkLost,
     StreamLink,
     Watched,
 )
@@ -82,10 +81,7 @@ class StreamServer:
         self._tick()
         for stream in list(self._streams):
             stream.check()
-            try:
-                self._check_caller.check_name(stream.certified_name)
-            except Refused as error:
-                stream.end(error)
+        self._check_caller.end_revoked(self._streams)
 
     async def _play(self, call: Call) -> None:
         """One stream."""

@@ -11,7 +11,7 @@ from grpc._cython import cygrpc
 from libtorchbeast.episode_info import InfoSums
 from libtorchbeast.rows import Row
 from libtorchbeast.rpc.handshake import Hello, Refused
-from libtorchbeast.rpc.steps import ActionsReader, encode_step
+from libtorchbeast.rpc.step_messages import ActionsReader, encode_step
 
 WATCH_S = 0.5  # how often deadlines are looked at
 
@@ -22,10 +22,6 @@ READ_WEIGHTS = "read its weights"
 
 Read = Callable[[], Awaitable[Any]]
 Exchange = Callable[[bytes], Awaitable[Any]]
-
-
-class LinkLost(Exception):
-    """The other end is gone, or not there yet; dial again."""
 
 
 class Watched:
@@ -63,13 +59,13 @@ class Watched:
                 self.end(Refused("DEADLINE_EXCEEDED", text))
 
 
-async def watch(tasks: set[Watched], tick: Callable[[], None]) -> None:
+async def watch(streams: set[Watched], tick: Callable[[], None]) -> None:
     """End those that are let wait too long, for ever."""
     while True:
         await asyncio.sleep(WATCH_S)
         tick()
-        for task in list(tasks):
-            task.check()
+        for stream in list(streams):
+            stream.check()
 
 
 async def exchange(call: Any, data: bytes) -> Any:
@@ -97,14 +93,14 @@ class StreamLink:
     """A gRPC stream of environments, whoever dialled."""
 
     def __init__(self, hello: Hello, exchange: Exchange, watched: Watched, answer_s: float) -> None:
-        """`exchange` sends a message and returns the next one, or raises `LinkLost`."""
+        """`exchange` sends a message and returns the next one; it raises when the link is over."""
         self._exchange = exchange
         self._watched = watched
         self._answer_s = answer_s
         self._actions = ActionsReader(hello.spec, hello.num_envs)
 
     async def show(self, row: Row, info: InfoSums | None = None) -> Any:
-        """The actions for a row; `LinkLost` if the learner has left."""
+        """The actions for a row; raises what `exchange` does if the learner has left."""
         self._watched.expect(ANSWER, self._answer_s)
         data = await self._exchange(encode_step(row, info))
         self._watched.has_done(ANSWER)
@@ -113,18 +109,21 @@ class StreamLink:
 
 
 @contextlib.asynccontextmanager
-async def watched(tasks: set[Watched], peer: str) -> Any:
-    """The current task, with deadlines; `Refused` in the place of its cancellation by one."""
+async def watched(streams: set[Watched], peer: str) -> Any:
+    """The current task as a stream, which is one of `streams` while it lives.
+
+    `Refused` in the place of its cancellation if that is by the stream's `end`.
+    """
     task = asyncio.current_task()
     assert task is not None
-    entry = Watched(peer, lambda why: task.cancel())
-    tasks.add(entry)
+    stream = Watched(peer, lambda why: task.cancel())
+    streams.add(stream)
     try:
-        yield entry
+        yield stream
     except asyncio.CancelledError:
-        if entry.ended_by is None:
+        if stream.ended_by is None:
             raise  # by somebody else: the other end is gone, or this process ends
         task.uncancel()
-        raise entry.ended_by from None
+        raise stream.ended_by from None
     finally:
-        tasks.discard(entry)
+        streams.discard(stream)

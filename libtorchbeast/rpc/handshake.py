@@ -60,6 +60,11 @@ class Refused(Exception):
         self.code = code
         self.retry_s = retry_s
 
+    def to_json(self) -> dict[str, Any]:
+        """For a message to the other end; `refusal_from_json` reads it."""
+        retry = {} if self.retry_s is None else {"retry_s": self.retry_s}
+        return {"code": self.code, "text": str(self), **retry}
+
 
 class EnvironmentFailed(Exception):
     """Something raised in the environments at the other end; here is what they say about it."""

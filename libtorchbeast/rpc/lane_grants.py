@@ -240,4 +240,4 @@ def _refuse(request: dict[str, Any], error: Exception, send: Send) -> None:
         logger.error("%s are refused, there is no lane for them: %s", who, error)
         text = "The learner cannot take more environments now; wait."
         error = Refused("RESOURCE_EXHAUSTED", text)
-    send("refuse", id=request["id"], code=error.code, text=str(error))
+    send("refuse", id=request["id"], **error.to_json())

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.rpc.clients import client_of
+from libtorchbeast.rpc.connected_clients import client_of
 from libtorchbeast.rpc.grpc_streams import INTRODUCE, STEP, Watched
 from libtorchbeast.rpc.handshake import (
     MAX_TEXT,
@@ -18,7 +18,7 @@ from libtorchbeast.rpc.handshake import (
     no_descriptor_left,
     refusal_from_json,
 )
-from libtorchbeast.rpc.line_to_learner import LearnerLine
+from libtorchbeast.rpc.learner_connection import LearnerConnection
 from libtorchbeast.shared_lanes import AGENT, Lane
 from libtorchbeast.text import printable
 
@@ -97,14 +97,14 @@ class Stall:
         return time.monotonic() - self._since
 
 
-async def hand_over(stream: Watched, hello: Hello, host: Host, line: LearnerLine) -> None:
+async def hand_over(stream: Watched, hello: Hello, host: Host, learner: LearnerConnection) -> None:
     """Give the host a lane, and stay until it leaves."""
     stream.has_done(INTRODUCE)
-    with contextlib.suppress(EOFError), line.clients.playing(stream, hello):  # until it leaves
-        lane = await line.lanes.acquire_to_hand_over(hello, client_of(stream))
+    with contextlib.suppress(EOFError), learner.clients.playing(stream, hello):  # until it leaves
+        lane = await learner.lanes.acquire_to_hand_over(hello, client_of(stream))
         lane.name = f"{hello.name} at {stream.peer}"
         try:
-            with line.playing(hello, stream):
+            with learner.playing(hello, stream):
                 host.send("lane", fd=lane.fd, num_envs=lane.num_envs)
                 lane.release()
                 stall = Stall(lane)
@@ -112,8 +112,8 @@ async def hand_over(stream: Watched, hello: Hello, host: Host, line: LearnerLine
                     message = await host.next(timeout_s=LOOK_S)
                     if message is not None:
                         raise_for_message(message)
-                    if stall.lasts_s() > line.limits.step_s:
+                    if stall.lasts_s() > learner.limits.step_s:
                         raise Refused("DEADLINE_EXCEEDED", f"The other end has not {STEP} in time.")
         finally:
             stream.num_steps = lane.num_passes
-            line.lanes.retire(lane)
+            learner.lanes.retire(lane)

@@ -78,9 +78,7 @@ def hello_to_message(hello: Hello) -> pb.Hello:
 def decode_hello(data: bytes, max_row_bytes: int = 1 << 40) -> Hello:
     """Raises `Refused`."""
     message = parse_handshake(pb.EnvironmentMessage, data)
-    kind = message.WhichOneof("message")
-    if kind != "hello":
-        raise invalid(f"The first message must be a Hello, got {kind or 'an empty one'}.")
+    check_first(message, "a Hello", "hello")
     return hello_from_message(message.hello, max_row_bytes)
 
 
@@ -104,9 +102,7 @@ def hello_from_message(hello: pb.Hello, max_row_bytes: int, has_model: bool = Fa
 
 def decode_answer(data: bytes, max_row_bytes: int) -> Hello:
     """What environments that we dialled say first: `EnvironmentFailed` if they cannot be made."""
-    message = parse_handshake(pb.EnvironmentMessage, data)
-    if message.WhichOneof("message") == "failure":
-        raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
+    check_no_failure(parse_handshake(pb.EnvironmentMessage, data))
     return decode_hello(data, max_row_bytes)
 
 
@@ -125,9 +121,7 @@ def greeting_to_message(greeting: Greeting) -> pb.Greeting:
 
 def decode_greeting(data: bytes) -> Greeting:
     message = parse_handshake(pb.AgentMessage, data)
-    kind = message.WhichOneof("message")
-    if kind != "greeting":
-        raise invalid(f"The first message must be a Greeting, got {kind or 'an empty one'}.")
+    check_first(message, "a Greeting", "greeting")
     return greeting_from_message(message.greeting)
 
 
@@ -162,6 +156,26 @@ def parse(message_class: Any, data: bytes) -> Any:
     except DecodeError as error:
         name = message_class.DESCRIPTOR.name
         raise invalid(f"Expected an {name} of env.proto, got {len(data)} other bytes.") from error
+
+
+def check_first(message: Any, expected: str, kind: str) -> None:
+    """`Refused` unless the first message of a stream is of this kind; `expected` is for people."""
+    got = message.WhichOneof("message")
+    if got != kind:
+        raise invalid(f"The first message must be {expected}, got {got or 'an empty one'}.")
+
+
+def check_kind(message: Any, expected: str, *kinds: str) -> None:
+    """`Refused` unless a later one is of such a kind."""
+    got = message.WhichOneof("message")
+    if got not in kinds:
+        raise invalid(f"Expected {expected}, got {got or 'an empty message'}.")
+
+
+def check_no_failure(message: Any) -> None:
+    """`EnvironmentFailed`, with what it says, if a message is a Failure."""
+    if message.WhichOneof("message") == "failure":
+        raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
 
 
 def spec_from_message(message: Any) -> Spec:

@@ -18,7 +18,7 @@ from libtorchbeast.rows import MAX_FLOAT32, NUMBERS, Row
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import invalid
 from libtorchbeast.rpc.messages import parse
-from libtorchbeast.rpc.steps import (
+from libtorchbeast.rpc.wire import (
     LENGTH_DELIMITED,
     ArrayReader,
     as_sent,
@@ -29,7 +29,7 @@ from libtorchbeast.rpc.steps import (
 from libtorchbeast.specs import ArraySpec
 
 MIN_STACK_BYTES = 1024  # a frame that is smaller is sent as it is
-MAX_EXTRA_BYTES = 1 << 16  # of a message, besides arrays
+MAX_ROLLOUT_EXTRA_BYTES = 1 << 16  # of a message, besides arrays
 _FIELDS = pb.Rollout.DESCRIPTOR.fields_by_name
 _ROLLOUT = pb.ActorMessage.ROLLOUT_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 FLOAT32 = NumberRange(-MAX_FLOAT32, MAX_FLOAT32)
@@ -121,12 +121,11 @@ class RolloutReader:
             leaf = ArraySpec(leaf.dtype, (num_envs, *leaf.shape))
             return ArrayReader(leaf, rows, name, range if "float" in leaf.dtype else None)
 
+        ranges = {"episode_return": FLOAT32}
         self._numbers = {
-            name: reader(ArraySpec(dtype), T + 1, name) for name, dtype in NUMBERS.items()
+            name: reader(ArraySpec(dtype), T + 1, name, ranges.get(name, FLOATS))
+            for name, dtype in NUMBERS.items()
         }
-        self._numbers["episode_return"] = reader(
-            ArraySpec("float32"), T + 1, "episode_return", FLOAT32
-        )
         self._last_actions = [reader(leaf, T + 1, "last_action", FLOAT32) for leaf in actions]
         self._actions = [reader(leaf, T, "action", FLOAT32) for leaf in actions]
         self._logits = reader(logits, T, "policy_logits")
@@ -139,7 +138,7 @@ class RolloutReader:
         num_arrays = 2 * len(self._frames) + 2 * len(actions) + len(spec.state)
         self._max_fields = num_arrays + len(_FIELDS) + MAX_NAMES
         stacked_bytes = len(self._frames) * T * num_envs
-        self._max_bytes = num_envs * spec.num_bytes + stacked_bytes + MAX_EXTRA_BYTES
+        self._max_bytes = num_envs * spec.num_bytes + stacked_bytes + MAX_ROLLOUT_EXTRA_BYTES
         self._is_first = True
         self.info: InfoSums = {}
         """What the last message said of the episodes that ended."""

@@ -186,17 +186,18 @@ class Security:
 
         self.check_dialing(address)
         where = Address.parse(address)
-        uses_tls = self.tls_ca is not None and not where.path
+        authority = None if where.path else self.tls_ca  # None: no TLS
         options = channel_options(limits)
         # A proxy that the environment names gets nothing but TLS for other machines.
-        options.append(("grpc.enable_http_proxy", int(uses_tls and not where.is_local)))
+        may_use_proxy = authority is not None and not where.is_local
+        options.append(("grpc.enable_http_proxy", int(may_use_proxy)))
         if self.tls_server_name:
             options.append(("grpc.ssl_target_name_override", self.tls_server_name))
-        if self.tls_ca is None or where.path:
+        if authority is None:
             return grpc.aio.insecure_channel(address, options=options)
         key = read_file(self.tls_key, "tls_key") if self.tls_key else None
         cert = read_file(self.tls_cert, "tls_cert") if self.tls_cert else None
-        credentials = grpc.ssl_channel_credentials(read_file(self.tls_ca, "tls_ca"), key, cert)
+        credentials = grpc.ssl_channel_credentials(read_file(authority, "tls_ca"), key, cert)
         return grpc.aio.secure_channel(address, credentials, options=options)
 
 

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-import nest
 from libtorchbeast.action_masks import ActionMasks, find_masks
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.episode_info import InfoSums, add_info
-from libtorchbeast.lane_scheduler import Turns
+from libtorchbeast.lane_scheduler import LaneScheduler
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.observations import RowCheck, fit
 from libtorchbeast.rows import EpisodeCounter, Row, Spec
@@ -165,7 +164,7 @@ class Actor:
             raise ValueError("An action_mask must be given at each step, got none at the first.")
         if self._declared is not None:
             observation = fit(observation, self._declared)
-        return nest.map(lambda leaf: np.asarray(leaf)[None], observation)
+        return map_tree(lambda leaf: np.asarray(leaf)[None], observation)
 
     @property
     def _declared(self) -> Any:
@@ -220,8 +219,8 @@ class Actor:
         self._check_row(row)  # over a lane nobody else does
         actions = self._line.show(row, info)
         self._check(actions)
-        self._last_action = nest.map(np.copy, actions)
-        return nest.map(_plain, environments_action(self._taken_action, actions))
+        self._last_action = map_tree(np.copy, actions)
+        return map_tree(_plain, environments_action(self._taken_action, actions))
 
 
 class LaneLine:
@@ -242,15 +241,15 @@ class LaneLine:
 
 
 def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine of `Turns` to its end; what it returns."""
+    """Run a coroutine of a `LaneScheduler` to its end; what it returns."""
     result: list[Any] = []
 
     async def run() -> None:
         result.append(await coroutine)
 
-    turns = Turns()
-    turns.add(run())
-    turns.run()
+    scheduler = LaneScheduler()
+    scheduler.add(run())
+    scheduler.run()
     return result[0]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from libtorchbeast.environments import Group
+from libtorchbeast.groups import Group
 from libtorchbeast.rpc.actor_client import ActorLink
 from libtorchbeast.rpc.handshake import Hello
 from libtorchbeast.tree import map_tree

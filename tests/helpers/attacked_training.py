@@ -9,7 +9,8 @@ from typing import Any
 import gymnasium
 import pytest
 
-from libtorchbeast.environments import Group, SyncEnvs
+from libtorchbeast.groups import Group
+from libtorchbeast.sync_envs import SyncEnvs
 from tests.helpers.ports import free_port
 from tests.helpers.remote import client
 from tests.helpers.threads import run_in_threads, wait_until

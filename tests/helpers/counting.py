@@ -7,7 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from libtorchbeast.environments import Group, SyncEnvs
+from libtorchbeast.groups import Group
+from libtorchbeast.sync_envs import SyncEnvs
 
 NUM_ACTIONS = 5
 EPISODE_STEPS = 7

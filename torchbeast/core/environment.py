@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from libtorchbeast.environments import SyncEnvs
+from libtorchbeast.sync_envs import SyncEnvs
 from libtorchbeast.tree import map_tree
 from torchbeast.envs.spaces import observe
 

@@ -12,10 +12,10 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit
 
-from libtorchbeast.environments import SyncEnvs
 from libtorchbeast.rows import EpisodeCounter, Row
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import spec_of_space
+from libtorchbeast.sync_envs import SyncEnvs
 from torchbeast.envs.spaces import observe
 from torchbeast.envs.wrappers import wrap
 

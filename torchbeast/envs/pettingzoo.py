@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from libtorchbeast.action_masks import ActionMasks, find_masks
-from libtorchbeast.environments import HEARTBEAT, Rebuilds, close_failed
 from libtorchbeast.episode_info import InfoSums, add_info
+from libtorchbeast.groups import HEARTBEAT, Rebuilds, close_failed
 from libtorchbeast.observations import FrameCheck, stack
 from libtorchbeast.rows import EpisodeCounter, Row
 from libtorchbeast.seeding import derive_seed

@@ -9,10 +9,11 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from libtorchbeast.environments import BadStep, Broken, SyncEnvs, spec_of_group
+from libtorchbeast.groups import Broken, spec_of_group
 from libtorchbeast.rows import Environments, Spec
 from libtorchbeast.seeding import seed_generators
 from libtorchbeast.specs import UnknownSpace, spec_or
+from libtorchbeast.sync_envs import BadStep, SyncEnvs
 from libtorchbeast.wait_notice import say_if_slow
 from torchbeast import user_code
 from torchbeast.envs import atari

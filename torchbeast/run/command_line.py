@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 
 from libtorchbeast import secret
-from libtorchbeast.environments import Broken, describe_failure
+from libtorchbeast.groups import Broken, describe_failure
 from libtorchbeast.supervisor import NobodyLeft
 from torchbeast.core.learner import NothingFinite
 from torchbeast.core.ranks import LostLearner, Place

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from libtorchbeast.rpc.clients import ClientFigures
+from libtorchbeast.rpc.connected_clients import ClientFigures
 
 FILE = "connections.csv"
 WRITE_S = 5.0

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from libtorchbeast.actor_pool import ActorPool
+from libtorchbeast.env_workers import Workers, WorkersConfig
 from libtorchbeast.rows import Spec
-from libtorchbeast.rpc.clients import ClientFigures
+from libtorchbeast.rpc.connected_clients import ClientFigures
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.gateway_processes import Gateways
 from libtorchbeast.rpc.handshake import Refused
 from libtorchbeast.specs import INT64
-from libtorchbeast.workers import Workers, WorkersConfig
 from torchbeast import user_code
 from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.envs import GROUP_FACTORY, REMOTE, EnvOptions, look_at

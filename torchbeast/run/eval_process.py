@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from libtorchbeast.environments import describe_failure
+from libtorchbeast.groups import describe_failure
 from libtorchbeast.helper_process import Helper, SupervisorLine
 from libtorchbeast.output_log import FILE_NAME as OUTPUT_NAME
 from libtorchbeast.output_log import OutputLog

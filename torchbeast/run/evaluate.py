@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from libtorchbeast.environments import spec_of_group, takes_keyword
+from libtorchbeast.groups import spec_of_group
+from libtorchbeast.old_gym import takes_keyword
 from libtorchbeast.tree import map_tree
 from libtorchbeast.wait_notice import SAY_AGAIN_S, SAY_S
 from torchbeast.envs import REMOTE, make_envs

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from libtorchbeast.env_host import FalseStart, HostConfig, is_false_start, run_and_exit
-from libtorchbeast.environments import Broken, Group
 from libtorchbeast.episode_info import InfoSums, add_sums
+from libtorchbeast.groups import Broken, Group
 from libtorchbeast.helper_process import SupervisorLine
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rows import Row, Unstacked

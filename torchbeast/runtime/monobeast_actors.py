@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
-from libtorchbeast.environments import describe_failure
+from libtorchbeast.groups import describe_failure
 from libtorchbeast.helper_process import (
     KILL_S,
     LogReader,

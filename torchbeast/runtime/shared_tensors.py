@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from libtorchbeast.shared_memory import anonymous_memory
+from libtorchbeast.shared_memory import ALIGNMENT, aligned, anonymous_memory
 from libtorchbeast.tree import leaves_of, map_tree
-
-ALIGNMENT = 64  # bytes: of a cache line, and of any dtype
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,3 @@ def _rebuild(specs: Any, handle: Any) -> SharedTensors:
 def bytes_of(specs: Any) -> int:
     """Of memory, for a tree of `TensorSpec`."""
     return sum(aligned(spec.num_bytes) for _, spec in leaves_of(specs))
-
-
-def aligned(num_bytes: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from libtorchbeast.shared_memory import fence
+from libtorchbeast.shared_memory import ALIGNMENT, aligned, fence
 from torchbeast.runtime.actor_model import tensors_of
-from torchbeast.runtime.shared_tensors import ALIGNMENT, aligned, shared_zeros
+from torchbeast.runtime.shared_tensors import shared_zeros
 
 RETRY_S = 0.0005  # the learner is in the middle of its copy
 

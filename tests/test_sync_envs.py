@@ -7,17 +7,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from libtorchbeast.environments import (
-    HEALTHY_STEPS,
-    HEARTBEAT,
-    MAX_REBUILDS,
-    Broken,
-    SyncEnvs,
-    describe_failure,
-)
+from libtorchbeast.groups import HEALTHY_STEPS, HEARTBEAT, MAX_REBUILDS, Broken, describe_failure
 from libtorchbeast.observations import FrameCheck, NumberRange
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.specs import INT64, ArraySpec, discrete, spec_of, spec_of_space
+from libtorchbeast.sync_envs import SyncEnvs
 from libtorchbeast.tree import leaves_of
 
 

@@ -5,7 +5,6 @@ in one copy; protobuf's own code, which makes three, took a sixth of a server's 
 (`benchmarks/remote.py`). It reads as fast as anything else.
 """
 
-import functools
 import math
 import sys
 from typing import Any
@@ -13,22 +12,31 @@ from typing import Any
 import numpy as np
 
 import nest
-from libtorchbeast.episode_info import MAX_NAME_BYTES, MAX_NAMES, InfoSums, is_name
+from libtorchbeast.episode_info import MAX_NAMES, InfoSums
 from libtorchbeast.observations import NumberRange
 from libtorchbeast.rows import MAX_FLOAT32, MAX_INT32, MAX_NUMBER, NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.rpc import env_pb2 as pb
-from libtorchbeast.rpc.handshake import MAX_TEXT, EnvironmentFailed, invalid
-from libtorchbeast.rpc.messages import parse
+from libtorchbeast.rpc.handshake import MAX_TEXT, invalid
+from libtorchbeast.rpc.messages import check_kind, check_no_failure, parse
+from libtorchbeast.rpc.wire import (
+    LENGTH_DELIMITED,
+    ArrayReader,
+    as_sent,
+    encode_varint,
+    field_tag,
+    fields_in,
+    join_fields,
+    read_info,
+)
 from libtorchbeast.specs import ArraySpec
 
-LENGTH_DELIMITED = 2  # protobuf's wire type of bytes, messages and lists of numbers
 _TAGS = {f.name: f.number << 3 | LENGTH_DELIMITED for f in pb.Step.DESCRIPTOR.fields}
 _STEP = pb.EnvironmentMessage.STEP_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _ACTION = pb.Actions.ACTION_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _ACTIONS = pb.AgentMessage.ACTIONS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _FLOAT32 = np.dtype("<f4")
 FINITE = NumberRange(-sys.float_info.max, sys.float_info.max)
-MAX_EXTRA_BYTES = 64  # of an environment's or an array's, besides observations
+MAX_EXTRA_BYTES_EACH = 64  # of an environment's or an array's, besides observations
 MAX_UNCOUNTED_BYTES = 1 << 16  # of messages whose fields are not counted before they are parsed
 
 
@@ -37,7 +45,7 @@ def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
     fields = [
         (_TAGS["reward"], np.asarray(row["reward"], _FLOAT32).tobytes()),
         (_TAGS["done"], np.asarray(row["done"], np.bool_).tobytes()),
-        (_TAGS["episode_step"], b"".join(map(_varint_of, _listed(row["episode_step"])))),
+        (_TAGS["episode_step"], b"".join(map(encode_varint, _listed(row["episode_step"])))),
         (_TAGS["episode_return"], np.asarray(row["episode_return"], _FLOAT32).tobytes()),
     ]
     truncated = np.asarray(row["truncated"], np.bool_).tobytes()
@@ -46,7 +54,7 @@ def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
     for name, (total, count) in (info or {}).items():
         entry = pb.Info(name=name, total=total, count=count)
         fields.append((_TAGS["info"], entry.SerializeToString()))
-    head = _join(fields)
+    head = join_fields(fields)
     parts: list[Any] = [head]
     size = len(head)
     for leaf in nest.flatten(row["frame"]):
@@ -64,7 +72,7 @@ def _listed(numbers: Any) -> list[int]:
 
 def encode_actions(actions: Any) -> bytes:
     """A nest of arrays [K, ...] as an AgentMessage."""
-    leaves = _join([(_ACTION, as_sent(leaf).tobytes()) for leaf in nest.flatten(actions)])
+    leaves = join_fields([(_ACTION, as_sent(leaf).tobytes()) for leaf in nest.flatten(actions)])
     return field_tag(_ACTIONS, len(leaves)) + leaves
 
 
@@ -80,7 +88,7 @@ class StepReader:
             for i, leaf_spec in enumerate(nest.flatten(spec.observation))
         ]
         self._max_fields = len(NUMBERS) * num_envs + len(self._arrays) + MAX_NAMES
-        self._max_extra = MAX_EXTRA_BYTES * (len(self._arrays) + num_envs) + 4 * MAX_TEXT
+        self._max_extra = MAX_EXTRA_BYTES_EACH * (len(self._arrays) + num_envs) + 4 * MAX_TEXT
         num_bytes = sum(array.num_bytes for array in self._arrays)
         self._max_bytes = num_bytes + self._max_extra
         self._is_first = True
@@ -132,11 +140,8 @@ class StepReader:
         if len(data) > MAX_UNCOUNTED_BYTES:
             self._check_fields(data)
         message = parse(pb.EnvironmentMessage, data)
-        kind = message.WhichOneof("message")
-        if kind == "failure":
-            raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
-        if kind != "step":
-            raise invalid(f"Expected a Step, got {kind or 'an empty message'}.")
+        check_no_failure(message)
+        check_kind(message, "a Step", "step")
         return message.step
 
     def _check_fields(self, data: bytes) -> None:
@@ -161,21 +166,6 @@ class StepReader:
         return list(values)
 
 
-def read_info(infos: Any, num_envs: int) -> InfoSums:
-    if len(infos) > MAX_NAMES:
-        raise invalid(f"A message may have {MAX_NAMES} infos, got {len(infos)}.")
-    sums: InfoSums = {}
-    for info in infos:
-        if not is_name(info.name):
-            raise invalid(f"An info's name must be 1 to {MAX_NAME_BYTES} printable bytes.")
-        if not 1 <= info.count <= num_envs:
-            raise invalid(f"An info's count must be from 1 to {num_envs}, got {info.count}.")
-        if not abs(info.total) <= MAX_FLOAT32:
-            raise invalid(f"An info's total must be a finite float32, got {info.total:g}.")
-        sums[info.name] = (info.total, info.count)
-    return sums
-
-
 def _check_numbers(values: list[float], name: str, most: float) -> None:
     # Floats of 32 bits cannot overflow a sum of 64, so that only what is not finite spoils it.
     if not math.isfinite(sum(values)) or max(values) > most or min(values) < -most:
@@ -193,7 +183,7 @@ class ActionsReader:
             for i, leaf in enumerate(nest.flatten(spec.action))
         ]
         num_bytes = sum(array.num_bytes for array in self._arrays)
-        self._max_bytes = num_bytes + MAX_EXTRA_BYTES * (len(self._arrays) + 1)
+        self._max_bytes = num_bytes + MAX_EXTRA_BYTES_EACH * (len(self._arrays) + 1)
         # What a message with one array, written as usual, has in front of it.
         tag = field_tag(_ACTION, num_bytes)
         self._head = field_tag(_ACTIONS, len(tag) + num_bytes) + tag
@@ -210,91 +200,7 @@ class ActionsReader:
         message = parse(pb.AgentMessage, data)
         leaves = message.actions.action
         if len(leaves) != len(self._arrays):
-            kind = message.WhichOneof("message")
-            if kind != "actions":
-                raise invalid(f"Expected Actions, got {kind or 'an empty message'}.")
+            check_kind(message, "Actions", "actions")
             raise invalid(f"Expected {len(self._arrays)} actions, got {len(leaves)}.")
         arrays = [reader.read(leaf) for reader, leaf in zip(self._arrays, leaves, strict=True)]
         return nest.pack_as(self._spec, arrays)
-
-
-class ArrayReader:
-    """Bytes from outside to an array of a known dtype and shape [K, ...]."""
-
-    def __init__(
-        self, spec: ArraySpec, num_envs: int, name: str, range: NumberRange | None
-    ) -> None:
-        """All numbers must be in the `range`, if there is one."""
-        self._range = range
-        self._dtype = np.dtype(spec.dtype).newbyteorder("<")
-        self._shape = (num_envs, *spec.shape)
-        self.num_bytes = math.prod(self._shape) * self._dtype.itemsize
-        self._kind = self._dtype.kind
-        self._name = name
-
-    def read(self, data: Any) -> np.ndarray:
-        if len(data) != self.num_bytes:
-            raise invalid(
-                f"{self._name} must have {self.num_bytes} bytes "
-                f"({self._dtype.name}{list(self._shape)}), got {len(data)}."
-            )
-        if self._kind == "b" and np.frombuffer(data, np.uint8).max() > 1:
-            raise invalid(f"{self._name} is bool: every byte must be 0 or 1, got another.")
-        array = np.ndarray(self._shape, self._dtype, data)
-        if self._range is not None and not self._range.holds(array):
-            raise invalid(f"{self._range.complaint(self._name, array)}.")
-        return array
-
-
-def fields_in(data: bytes, start: int, end: int, most: int) -> list[tuple[int, int, int]]:
-    """The tag, start and end of each field between two bytes of a message; `Refused`."""
-    fields: list[tuple[int, int, int]] = []
-    while start < end:
-        if len(fields) == most:
-            raise invalid(f"A message may have {most} fields here, got more.")
-        tag, start = _varint(data, start, end)
-        length = {0: 0, 1: 8, 5: 4}.get(tag & 7)  # by wire type
-        if tag & 7 in (0, LENGTH_DELIMITED):
-            number, start = _varint(data, start, end)
-            length = number if tag & 7 else 0
-        if length is None or start + length > end:
-            raise invalid(f"Expected a message of env.proto, got {len(data)} other bytes.")
-        fields.append((tag, start, start + length))
-        start += length
-    return fields
-
-
-def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """A number, and where it ends."""
-    number = 0
-    for i in range(start, min(start + 10, end)):
-        number |= (data[i] & 0x7F) << 7 * (i - start)
-        if data[i] < 0x80:
-            return number, i + 1
-    raise invalid(f"Expected a message of env.proto, got {len(data)} other bytes.")
-
-
-def _join(fields: list[tuple[int, bytes]]) -> bytes:
-    return b"".join(
-        [part for field, data in fields for part in (field_tag(field, len(data)), data)]
-    )
-
-
-@functools.lru_cache
-def field_tag(field: int, size: int) -> bytes:
-    """The bytes before a field of so many bytes."""
-    return bytes([field]) + _varint_of(size)
-
-
-def _varint_of(number: int) -> bytes:
-    digits = bytearray()
-    while number >= 0x80:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    digits.append(number)
-    return bytes(digits)
-
-
-def as_sent(array: np.ndarray) -> np.ndarray:
-    """An array whose memory is what the wire wants; the same one if it lies so already."""
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

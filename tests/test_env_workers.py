@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import libtorchbeast
+from libtorchbeast.env_workers import Workers, WorkersConfig
 from libtorchbeast.rows import Spec
 from libtorchbeast.seeding import derive_seed
 from libtorchbeast.shared_lanes import CLOSED
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.supervisor import HEALTHY_PROGRESS, MAX_FAILURES
-from libtorchbeast.workers import Workers, WorkersConfig
 from tests.helpers.numbered import FRAME_SIZE, Checker, answer
 
 SPEC = Spec(
@@ -323,7 +323,7 @@ def test_seeds_differ_between_groups_and_starts_and_runs(monkeypatch, num_worker
         seeds.extend(derive_seed(config["seed"], i) for i in range(config["num_groups"]))
         raise OSError("enough")
 
-    monkeypatch.setattr("libtorchbeast.workers.Helper", start)
+    monkeypatch.setattr("libtorchbeast.env_workers.Helper", start)
     for seed in (1, 2):
         workers = Workers(WorkersConfig("", {}, SPEC, num_workers, lanes, 3, seed))
         for child, num_starts in itertools.product(workers.supervisor.children, range(2)):

@@ -12,9 +12,15 @@ from typing import Any
 from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.log_repeats import RepeatFilter
 from libtorchbeast.rollouts import ModelOffer
-from libtorchbeast.rpc.clients import Clients
+from libtorchbeast.rpc.connected_clients import Clients
 from libtorchbeast.rpc.grpc_streams import Watched
-from libtorchbeast.rpc.handshake import MAX_TEXT, Hello, Refused, learner_is_ending
+from libtorchbeast.rpc.handshake import (
+    MAX_TEXT,
+    Hello,
+    Refused,
+    learner_is_ending,
+    refusal_from_json,
+)
 from libtorchbeast.rpc.lane_pool import LanePool
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.weights import Publication
@@ -22,13 +28,13 @@ from libtorchbeast.rpc.weights import Publication
 MAX_REASON = 200  # characters, of why nobody is there
 
 
-class LearnerLine:
+class LearnerConnection:
     """A socket to the learner's process, and the lanes that came over it."""
 
     def __init__(self, control_fd: int, wakeup_fd: int, limits: Limits) -> None:
         self.limits = limits
         self.clients = Clients(limits)
-        self._learner = JsonSocket(socket.socket(fileno=control_fd))
+        self._socket = JsonSocket(socket.socket(fileno=control_fd))
         self.lanes = LanePool(wakeup_fd, lambda **request: self.send("lane", **request))
         self.publication: Publication | None = None  # the weights, once an actor wants them
         self._offer: ModelOffer | None = None
@@ -40,13 +46,13 @@ class LearnerLine:
 
     def start(self) -> None:
         self.lanes.start()
-        asyncio.get_running_loop().add_reader(self._learner.fileno(), self._read_messages)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_messages)
 
     def send(self, kind: str, **values: Any) -> None:
         if "text" in values:  # somebody else's words
             values["text"] = values["text"][-MAX_TEXT:]
         try:
-            self._learner.send(kind, **values)
+            self._socket.send(kind, **values)
         except OSError:
             self.stopped.set()
 
@@ -122,14 +128,14 @@ class LearnerLine:
 
     def _read_messages(self) -> None:
         try:
-            while (message := self._learner.next()) is not None:
+            while (message := self._socket.next()) is not None:
                 kind = message["kind"]
                 if kind == "lane":
                     self._take_lane(message)
                 elif kind == "model":
                     self._take_model(message)
                 elif kind == "refuse":
-                    self.lanes.refuse(message["id"], Refused(message["code"], message["text"]))
+                    self.lanes.refuse(message["id"], refusal_from_json(message))
                 else:
                     assert kind == "stop"
                     self._is_finished = self._is_finished or message["finished"]
