@@ -1,13 +1,16 @@
-"""PolyBeast and MonoBeast on Pong next to what their parts alone would allow on this machine.
+"""PolyBeast and MonoBeast on Pong next to what their parts would allow on this machine.
 
 bound = cores / (CPU-seconds of one step in the environment + in inference + in the update), each
-measured alone, between the runs, with the runs' settings and batch sizes. Last line: JSON.
+measured alone, between the runs, with the runs' settings and batch sizes. The busy bound is the
+same with each part on all cores at once: cores that are all busy have a lower clock, and share
+caches and memory. Idle is the part of the machine that nobody used in the runs. Last line: JSON.
 
     python benchmarks/atari.py [--seconds 40] [--rounds 2]
 """
 
 import csv
 import json
+import multiprocessing
 import signal
 import statistics
 import subprocess
@@ -15,10 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import tyro
 
@@ -58,6 +63,8 @@ class Speed:
 
     sps: float
     inference_batch: float
+    idle: float
+    """Part of the machine."""
 
 
 def measure_training(module: str, options: Options, args: list[str]) -> Speed:
@@ -71,7 +78,10 @@ def measure_training(module: str, options: Options, args: list[str]) -> Speed:
             stdout=subprocess.DEVNULL,
         )
         try:
-            time.sleep(WARM_UP_S + options.seconds)
+            time.sleep(WARM_UP_S)
+            psutil.cpu_times_percent()
+            time.sleep(options.seconds)
+            idle = psutil.cpu_times_percent().idle / 100
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -84,6 +94,7 @@ def measure_training(module: str, options: Options, args: list[str]) -> Speed:
     return Speed(
         steps / (float(last["_time"]) - float(first["_time"])),
         statistics.mean(batches) if batches else 0.0,
+        idle,
     )
 
 
@@ -102,6 +113,7 @@ def measure_parts(
     flags: polybeast.Flags | monobeast.Flags, inference_batch: int
 ) -> dict[str, float]:
     """CPU-seconds a step of each part, alone."""
+    keep_freed_memory()
     E, T, B = flags.envs_per_actor, flags.unroll_length, flags.batch_size
     envs = make_envs(flags.env_options, E, seed=0)
     row = envs.reset()
@@ -145,32 +157,49 @@ def measure_parts(
     return {"environment_s": environment_s, "inference_s": inference_s, "update_s": update_s}
 
 
+def measure_busy_parts(
+    flags: polybeast.Flags | monobeast.Flags, inference_batch: int
+) -> dict[str, float]:
+    """The same in as many processes as there are cores."""
+    n = num_cores()
+    with ProcessPoolExecutor(n, multiprocessing.get_context("spawn")) as pool:
+        return mean_parts(list(pool.map(measure_parts, [flags] * n, [inference_batch] * n)))
+
+
+def bound_of(parts: list[dict[str, float]]) -> float:
+    """Steps a second."""
+    return num_cores() / sum(mean_parts(parts).values())
+
+
 def mean_parts(parts: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.mean(p[name] for p in parts) for name in parts[0]}
 
 
 def main(options: Options) -> None:
-    keep_freed_memory()
     poly_args, mono_args = options.args.split(), options.mono_args.split()
     poly_flags = parse(polybeast.Flags, ["--env", options.env, *poly_args])
     mono_flags = parse(monobeast.Flags, ["--env", options.env, *mono_args])
-    poly, mono, poly_parts, mono_parts = [], [], [], []
+    poly, mono, poly_parts, busy_parts, mono_parts = [], [], [], [], []
     for _ in range(options.rounds):
         poly.append(measure_training("torchbeast.polybeast", options, poly_args))
         batch = round(poly[-1].inference_batch)
         poly_parts.append(measure_parts(poly_flags, batch))
+        busy_parts.append(measure_busy_parts(poly_flags, batch))
         mono.append(measure_training("torchbeast.monobeast", options, mono_args))
         mono_parts.append(measure_parts(mono_flags, mono_flags.envs_per_actor))
         print(f"PolyBeast {poly[-1].sps:.0f} SPS, MonoBeast {mono[-1].sps:.0f} SPS", flush=True)
     sps, mono_sps = (statistics.mean(run.sps for run in runs) for runs in (poly, mono))
-    parts = mean_parts(poly_parts)
-    bound, mono_bound = (
-        num_cores() / sum(mean_parts(p).values()) for p in (poly_parts, mono_parts)
-    )
+    parts, busy = mean_parts(poly_parts), mean_parts(busy_parts)
+    bound, busy_bound, mono_bound = map(bound_of, (poly_parts, busy_parts, mono_parts))
+    idle = statistics.mean(run.idle for run in poly)
     for name, value in parts.items():
-        print(f"{name.removesuffix('_s')}: {1e6 * value:.0f} us of CPU a step")
+        print(
+            f"{name.removesuffix('_s')}: {1e6 * value:.0f} us of CPU a step alone, "
+            f"{1e6 * busy[name]:.0f} with all cores busy"
+        )
     print(f"inference saw {statistics.mean(run.inference_batch for run in poly):.1f} rows a batch")
     print(f"PolyBeast {sps:.0f} SPS, bound {bound:.0f} SPS on {num_cores()} cores")
+    print(f"with all cores busy {busy_bound:.0f} SPS; idle {idle:.1%}")
     print(f"MonoBeast {mono_sps:.0f} SPS, bound {mono_bound:.0f} SPS")
     print(
         json.dumps(
@@ -178,6 +207,9 @@ def main(options: Options) -> None:
                 "sps": round(sps, 1),
                 "bound_sps": round(bound, 1),
                 "bound_ratio": round(sps / bound, 3),
+                "busy_bound_sps": round(busy_bound, 1),
+                "busy_bound_ratio": round(sps / busy_bound, 3),
+                "idle": round(idle, 3),
                 "vs_monobeast": round(sps / mono_sps, 3),
                 "monobeast_sps": round(mono_sps, 1),
                 "monobeast_bound_ratio": round(mono_sps / mono_bound, 3),
