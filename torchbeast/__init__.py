@@ -1,7 +1,7 @@
 """IMPALA in PyTorch: `monobeast` on one machine in pure Python, `polybeast` with a C++ core.
 
 torchbeast.train(env=..., model=..., **flags)   train
-torchbeast.evaluate(xpid)                       play episodes, and see what they return
+torchbeast.evaluate(xpid)                       play episodes and report their returns
 torchbeast.Agent.load(RUN).act(observation)     use a trained agent anywhere
 torchbeast.connect(address)                     connect a simulator that calls the agent
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "TrainedRun", "UsageError", "connect", "evaluate", "train"]
 
-# Imported when they are asked for: processes that step environments do without torch.
+# Imported lazily, so that processes that only step environments never import torch.
 _PLACES = {
     "Agent": "torchbeast.run.saved_agent",
     "TrainedRun": "torchbeast.api",
@@ -29,7 +29,7 @@ _PLACES = {
 
 def connect(address: str, **options: Any) -> "Actor":
     """Connect a simulator that calls the agent; see `libtorchbeast.rpc.simulator.Actor`."""
-    from libtorchbeast.rpc.simulator import Actor  # MonoBeast does without
+    from libtorchbeast.rpc.simulator import Actor  # imported here: MonoBeast needs no grpcio
 
     return Actor(address, **options)
 

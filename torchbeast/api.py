@@ -1,7 +1,7 @@
 """`torchbeast.train` and `torchbeast.evaluate`: the command line's programs, called from Python.
 
-The same flags, validation, run folder and resume; environments and models may be classes and
-functions of the calling program, also of a notebook.
+Flags, validation, run folder and resume are those of the command line. Environments and models may
+also be classes or functions that the calling program or notebook defines.
 """
 
 import csv
@@ -34,12 +34,12 @@ Beast = Literal["poly", "mono"]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What `train` leaves behind."""
+    """The result of `train`."""
 
     rundir: Path
-    """The run's folder; `Agent.load` takes it."""
+    """The run's folder, an argument for `Agent.load`."""
     figures: dict[str, float]
-    """The newest in its logs.csv: step, mean_episode_return ..."""
+    """The newest value of each figure in its logs.csv: step, mean_episode_return ..."""
 
 
 def train(
@@ -52,15 +52,15 @@ def train(
 ) -> TrainedRun:
     """Train an agent, as `python -m torchbeast.polybeast` does, and return when it is trained.
 
-    Ctrl-C and SIGTERM save first; then they end the program, as they do elsewhere. An `xpid` that
-    exists is resumed.
+    Ctrl-C and SIGTERM write a checkpoint first; then they end the program as usual. If a run named
+    `xpid` exists already, it is resumed.
 
     Args:
         env: a name, as on the command line, or a class or function that makes an environment.
         model: a name, or a class or function that makes a `torch.nn.Module`.
-        wrappers: names, classes or functions, from the inside out.
-        beast: poly, or mono; None: poly, if the compiled modules are there.
-        flags: all others, by their names on the command line, without the dashes.
+        wrappers: names, classes or functions; the first one is the innermost.
+        beast: poly or mono; None: poly if the compiled modules are installed, else mono.
+        flags: all other flags, by their names on the command line without the dashes.
     """
     given, objects = name_code(env, model, wrappers)
     if flags.get("mode", "train") != "train":
@@ -69,7 +69,7 @@ def train(
     with user_code.offer(objects), _logging_to_terminal(), keep_random_state():
         xpid = flags.get("xpid") or new_xpid()
         settled: TrainingFlags = _settle(module.Flags, {**flags, **given, "xpid": xpid})
-        user_code.pack(names_of_code(settled))  # or UsageError, before anything starts
+        user_code.pack(names_of_code(settled))  # UsageError if impossible, before anything starts
         stop = StopRequest()
         code = _run(module.train, settled, stop)
         if stop.signal == signal.SIGINT:
@@ -77,7 +77,7 @@ def train(
         if code != 0:
             raise RuntimeError(f"The last checkpoint could not be written to {settled.rundir}.")
         if stop.signal is not None:
-            raise SystemExit(0)  # SIGTERM, which ends programs
+            raise SystemExit(0)  # SIGTERM ends the program
         return TrainedRun(settled.rundir, _last_figures(settled.rundir))
 
 
@@ -90,10 +90,10 @@ def evaluate(
     render: bool = False,
     **flags: Any,
 ) -> list[float]:
-    """Play episodes with a run's agent (None: the latest), and return their returns.
+    """Play episodes with the agent of run `xpid` (None: the latest run); returns their returns.
 
-    With `render` a video is written to the run's folder. Code that the run was trained with is to
-    be given as to `train`.
+    With `render` a video is written to the run's folder. If the run was trained with classes or
+    functions of your own, pass them again, as to `train`.
     """
     from torchbeast.monobeast import Flags
 
@@ -104,7 +104,7 @@ def evaluate(
 
 
 def _settle(flags_class: Any, values: dict[str, Any]) -> Any:
-    """All flags of a run, validated."""
+    """The complete, validated flags of a run for which the caller has given `values`."""
     secret.take()
     values = check_values(flags_class, values)
     flags = complete(with_values(flags_class(), "command line", values), args=None)
@@ -115,7 +115,7 @@ def _settle(flags_class: Any, values: dict[str, Any]) -> Any:
 def _run(train: Any, flags: TrainingFlags, stop: StopRequest) -> int:
     try:
         return train(flags, stop)
-    except SystemExit as stopped:  # while waiting for environments
+    except SystemExit as stopped:  # stopped while waiting for environments
         return int(stopped.code or 0)
 
 
@@ -133,7 +133,7 @@ def _find_beast(beast: Beast | None, given: dict[str, str]) -> Any:
 
 @contextmanager
 def _logging_to_terminal() -> Iterator[None]:
-    """Unless the program has set up logging itself."""
+    """Show log messages on the terminal, unless the program has set up logging itself."""
     logger = logging.getLogger("torchbeast")
     if logger.hasHandlers():
         yield
@@ -148,7 +148,7 @@ def _logging_to_terminal() -> Iterator[None]:
 
 
 def _last_figures(rundir: Path) -> dict[str, float]:
-    """The newest of each in logs.csv; not every row has all of them."""
+    """The newest value of each figure in logs.csv, whose rows need not have all figures."""
     path = rundir / "logs.csv"
     figures: dict[str, float] = {}
     if path.exists():

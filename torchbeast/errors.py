@@ -1,14 +1,14 @@
-"""Mistakes of a user, in one sentence: the rule, the value, the remedy."""
+"""Errors caused by the user. Their message is one sentence: the rule, the value, the remedy."""
 
 from typing import Any
 
 
 class UsageError(ValueError):
-    """The command line prints its text, without a traceback, and exits with code 2."""
+    """A user's mistake: command lines print the message without traceback and exit with code 2."""
 
 
 def require_positive(flags: Any, *names: str) -> None:
-    """UsageError unless these of the flags are more than 0, or None."""
+    """Raise UsageError unless each of the named flags is None or greater than 0."""
     for name in names:
         value = getattr(flags, name)
         if value is not None and not value > 0:

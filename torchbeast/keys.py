@@ -1,13 +1,13 @@
 """Keys for connections between machines, one command each; needs the package `cryptography`.
 
     python -m torchbeast.keys authority                  signs all others; its key stays with you
-    python -m torchbeast.keys learner learner 192.0.2.7  the learner's, with the names it goes by
-    python -m torchbeast.keys worker gpu-box-3           of a machine that dials in
-    python -m torchbeast.keys server hostA 192.0.2.8     of environments that listen
-    python -m torchbeast.keys token                      the secret that all of them know
+    python -m torchbeast.keys learner learner 192.0.2.7  for the learner, with its names
+    python -m torchbeast.keys worker gpu-box-3           for a machine that dials in
+    python -m torchbeast.keys server hostA 192.0.2.8     for environments that listen
+    python -m torchbeast.keys token                      the secret that all of them share
 
-Everything is kept in --folder. Private keys and the token can be read by their owner only. What a
-certificate is for stands in it, so that a worker's cannot pose as a learner's; docs/remote.md has
+Everything is kept in --folder. Private keys and the token can be read by their owner only. A
+certificate states its purpose, so that a worker's cannot pose as a learner's; docs/remote.md has
 the flags that take them. All but the authority may be replaced while a learner runs.
 """
 
@@ -38,14 +38,14 @@ RESERVED = ("ca", "learner", "token")  # names of other files
 
 @dataclass(frozen=True)
 class Where:
-    """Where a command keeps what it makes, and for how long that is valid."""
+    """Where a command writes its files, and for how long they are valid."""
 
     folder: Path = Path("keys")
-    """The folder with the authority and all that it signed."""
+    """The folder with the authority and all that it signs."""
     days: int = 365
-    """How long a certificate is valid."""
+    """Days for which a certificate is valid."""
     replace: bool = False
-    """Take the place of what is there."""
+    """Replace files that exist already."""
 
 
 Options = Annotated[Where, tyro.conf.arg(name="")]
@@ -53,7 +53,7 @@ Names = tyro.conf.Positional[tuple[str, ...]]
 
 
 def authority(where: Options = Where(days=3650)) -> None:  # noqa: B008 (frozen)
-    """Make an authority. Whoever has ca.key can make certificates; keep it to yourself."""
+    """Make an authority. Keep ca.key to yourself: with it, anyone can make certificates."""
     key = _new_key()
     usage = {"key_cert_sign": True, "crl_sign": True}
     builder = _builder(AUTHORITY, where.days, usage, is_ca=True)
@@ -63,7 +63,7 @@ def authority(where: Options = Where(days=3650)) -> None:  # noqa: B008 (frozen)
 
 
 def learner(names: Names, where: Options = Where()) -> None:  # noqa: B008
-    """Make the learner's certificate, for the host names and addresses that it is called by."""
+    """Make the learner's certificate, for the host names and addresses at which it is reached."""
     _issue(where, "learner", "learner", _alternatives(names), ("serverAuth", "clientAuth"))
     print(f"The learner listens with {_flags(where, 'learner')}.")
 
@@ -84,7 +84,7 @@ def worker(name: tyro.conf.Positional[str], where: Options = Where()) -> None:  
 
 
 def server(names: Names, where: Options = Where()) -> None:  # noqa: B008
-    """Make the certificate of environments that listen, for the names that they are called by."""
+    """Make the certificate of environments that listen, for their host names and addresses."""
     alternatives = _alternatives(names)
     name = re.sub(r"[^\w.-]", "-", names[0])
     if name in RESERVED:
@@ -94,7 +94,7 @@ def server(names: Names, where: Options = Where()) -> None:  # noqa: B008
 
 
 def token(where: Options = Where()) -> None:  # noqa: B008
-    """Make the secret that both ends know."""
+    """Make the token: the secret that both ends share."""
     path = _vacant(where, "token")
     write_private(path, secrets.token_hex(32).encode() + b"\n")
     print(f"Wrote {path}; both ends take it with --token_file {path}.")
@@ -112,7 +112,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A file that its owner alone can read, whole at every moment."""
+    """Write a file atomically that only its owner can read."""
     _write(path, data, 0o600)
 
 
@@ -122,7 +122,7 @@ def write_private(path: Path, data: bytes) -> None:
 def _issue(
     where: Where, file_name: str, name: str, alternatives: list[Any], usages: tuple[str, ...]
 ) -> None:
-    """A certificate for `name`, signed by the folder's authority."""
+    """Write a certificate for `name`, signed by the folder's authority, and its key."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -189,7 +189,7 @@ def _sign(
 
 
 def _alternatives(names: tuple[str, ...]) -> list[Any]:
-    """Host names and addresses, as a certificate has them."""
+    """Host names and addresses in the form of a certificate's alternative names."""
     from cryptography import x509
 
     if not names:
@@ -241,7 +241,7 @@ def _require_cryptography() -> None:
 def _write_pair(
     where: Where, name: str, certificate: "x509.Certificate", key: "EllipticCurvePrivateKey"
 ) -> None:
-    """<name>.pem and <name>.key; whoever reads them in between sees that they do not match."""
+    """Write <name>.pem and <name>.key; between the two writes, a reader finds that they differ."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     pem, key_path = _vacant(where, f"{name}.pem"), _vacant(where, f"{name}.key")

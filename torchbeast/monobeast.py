@@ -6,9 +6,9 @@
     test                     plays with a trained agent
 
 T is unroll_length, B a batch size, E envs_per_actor. Rollouts live in shared memory, cut into slots
-of T+1 rows of one environment. The main process alone decides who may write which slot, and sends
-it to the actor over a pipe of its own. So no lock is shared, and an actor that is killed at any
-instant leaves nothing locked: its slots are simply given to another.
+of T+1 rows of one environment. Only the main process decides which actor may write which slot, and
+says so over a separate pipe to each actor. So processes share no lock: an actor that is killed at
+any instant leaves nothing locked, and its slots are given to another actor.
 """
 
 import functools
@@ -65,9 +65,9 @@ from torchbeast.runtime.shared_tensors import (
 from torchbeast.runtime.shared_weights import SharedWeights
 from torchbeast.runtime.threads import Threads, set_cpu_threads, watch
 
-POLL_S = 0.2  # how soon the main thread sees a signal, a finished learner, a dead actor
+POLL_S = 0.2  # interval at which the main thread checks signals, learners and actors
 JOIN_S = 10.0  # how long to wait for actors that were asked to end
-SLOTS_AHEAD = 2  # slots an actor holds: those it fills and the next
+SLOTS_AHEAD = 2  # sets of E slots an actor holds: the one it fills, and the next
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class Flags(TrainingFlags):
     """Train or test an agent with MonoBeast."""
 
     num_actors: int = max(2, num_cores())
-    """Processes that step environments."""
+    """Actors: processes with a group of environments and a copy of the model."""
     envs_per_actor: int = 8
-    """E: environments an actor steps with one forward pass."""
+    """E: environments in each actor, which step together, with one forward pass."""
     num_buffers: int | None = None
-    """Rollouts that fit the shared memory, if that is more than are needed anyway."""
+    """Rollouts that fit the shared memory, if more than are needed; None: those needed."""
     num_learner_threads: Annotated[int, tyro.conf.arg(aliases=["--num_threads"])] = 2
     """Threads that prepare batches and learn in turn."""
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
-    """How actors are started."""
+    """How actor processes are started, as in Python's multiprocessing."""
     actor_timeout_s: float = 120.0
-    """An actor that takes no step for so long is killed and restarted."""
+    """Seconds without a step after which an actor is killed and restarted."""
 
     @property
     def num_envs(self) -> int:
@@ -93,19 +93,19 @@ class Flags(TrainingFlags):
 
     @property
     def effective_batch_size(self) -> int:
-        """batch_size, or what --target_policy_lag needs; docs/architecture.md has the proof."""
+        """batch_size, or more if --target_policy_lag needs it; proof in docs/architecture.md."""
         ahead = (SLOTS_AHEAD + 1) * self.num_envs - self.envs_per_actor - 1
         room = (self.num_buffers or 0) - SLOTS_AHEAD * self.num_envs
         return grow_batch(self, self.num_envs, ahead, room)
 
     @property
     def num_slots(self) -> int:
-        """Rollouts that fit the shared memory: never too few to keep everybody busy."""
+        """Rollouts that fit the shared memory: enough to keep actors and learner busy."""
         return max(SLOTS_AHEAD * self.num_envs + self.effective_batch_size, self.num_buffers or 0)
 
     @property
     def num_in_flight(self) -> int:
-        """Of these, as many as are in use while nobody is late; with --hold_actors for a batch."""
+        """Slots in use while no actor is late: all, or with --hold_actors enough for a batch."""
         if not self.hold_actors:
             return self.num_slots
         return max(self.num_envs, self.effective_batch_size + self.envs_per_actor - 1)
@@ -113,7 +113,7 @@ class Flags(TrainingFlags):
     def place_environments(self) -> dict[str, Any]:
         if not self.hold_actors:
             return {}
-        if self.is_given("num_actors"):  # one for each place in a batch: no lag
+        if self.is_given("num_actors"):  # one for each rollout of a batch: no lag
             return {"envs_per_actor": max(1, self.batch_size // max(1, self.num_actors))}
         return {"num_actors": max(1, self.batch_size // self.envs_per_actor)}
 
@@ -137,7 +137,7 @@ class Flags(TrainingFlags):
 
 
 class Filled(NamedTuple):
-    """A slot with a whole rollout in it."""
+    """A slot that holds a complete rollout."""
 
     slot: int
     version: int  # of the weights that acted
@@ -147,8 +147,8 @@ class Filled(NamedTuple):
 class RolloutMemory:
     """Memory for `num_slots` rollouts; each field is a tensor [num_slots, T+1, ...].
 
-    Of the agent's output there are T rows: what it says at the last row is said at the first row
-    of the next rollout, with newer weights.
+    The agent's output has T rows: its output for the last row is that for row 0 of the next
+    rollout, which is computed with newer weights.
     """
 
     def __init__(self, flags: Flags, spec: Spec, model: nn.Module) -> None:
@@ -165,7 +165,7 @@ class RolloutMemory:
             "rows": map_tree(of_rows, spec.row),
             "action": map_tree(lambda a: shared(T, a.shape, getattr(torch, a.dtype)), spec.action),
             "policy_logits": shared(T, (num_params,), torch.float32),
-            # Of each part [L, B, ...] of the agent's memory: [num_slots, L, ...].
+            # For each part [L, B, ...] of the agent's state: [num_slots, L, ...].
             "states": tuple(
                 shared(s.shape[0], s.shape[2:], s.dtype) for s in initial_state(model, 1)
             ),
@@ -179,13 +179,13 @@ class RolloutMemory:
         self._memory = SharedTensors(specs)
 
     def __getattr__(self, name: str) -> Any:
-        """`rows`, `action`, `policy_logits`, `states`: what goes to actors is the memory alone."""
+        """`rows`, `action`, `policy_logits`, `states`; only the memory is sent to actors."""
         if name.startswith("_"):
             raise AttributeError(name)
         return self._memory.tensors[name]
 
     def store(self, row: Row, slots: Tensor, t: int) -> None:
-        """Write the E environments' row to time t of their slots."""
+        """Write a row of the E environments to time t of their slots."""
 
         def put(shared: Tensor, value: Any) -> None:
             shared[slots, t] = torch.from_numpy(value)
@@ -193,10 +193,10 @@ class RolloutMemory:
         map_tree(put, self.rows, row)
 
     def store_output(self, action: Any, policy_logits: Tensor, slots: Tensor, t: int) -> None:
-        """Write what the agent said at that row."""
+        """Write the agent's output for the row at time t."""
 
         def put(shared: Tensor, value: Tensor) -> None:
-            shared[slots, t] = value.to(shared.dtype)  # models may have any kind of integers
+            shared[slots, t] = value.to(shared.dtype)  # integers may have any dtype
 
         map_tree(put, self.action, action)
         put(self.policy_logits, policy_logits)
@@ -221,18 +221,18 @@ class RolloutMemory:
 
 
 class Shared(NamedTuple):
-    """All that the actors and the main process have in common."""
+    """The memory that the actors and the main process share."""
 
     rollouts: RolloutMemory
     weights: SharedWeights
-    num_steps: SharedTensors  # [num_actors], taken by each actor so far: its heartbeat
+    num_steps: SharedTensors  # [num_actors]: steps taken so far, an actor's heartbeat
 
 
 # --------------------------------------------------------------------------------------------- act
 
 
 def act(pipe: ParentPipe, actor_id: int, seed: int, flags: Flags, shared: Shared) -> None:
-    """An actor's whole life: make environments, then fill rollouts until the main process ends."""
+    """The actor process: make environments, then fill rollouts until the main process ends."""
     seed_everything(seed)
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -247,7 +247,7 @@ def act(pipe: ParentPipe, actor_id: int, seed: int, flags: Flags, shared: Shared
 def fill_rollouts(
     pipe: ParentPipe, actor_id: int, flags: Flags, envs: Group, shared: Shared
 ) -> None:
-    """For each list of slots that comes over the pipe, fill them with a rollout and say so."""
+    """For each list of E slots from the pipe: fill them with rollouts, and send the list back."""
     rollouts = shared.rollouts
     row = envs.start()
     model = prepare_to_act(build_model(flags, envs.spec))
@@ -258,7 +258,7 @@ def fill_rollouts(
         index = torch.tensor(slots)
         version = shared.weights.fetch(model, have=version)
         for memory, part in zip(rollouts.states, state, strict=True):
-            memory[index] = part.transpose(0, 1)  # as it is before the agent sees row 0
+            memory[index] = part.transpose(0, 1)  # as it is before row 0
         for t in range(flags.unroll_length):
             rollouts.store(row, index, t)
             inputs = map_tree(lambda x: torch.from_numpy(x).unsqueeze(0), row)  # [T=1, E, ...]
@@ -278,7 +278,7 @@ def fill_rollouts(
 class Actors:
     """Hands out slots and takes in filled ones, while a supervisor keeps the actors alive.
 
-    For the main thread, but `release`.
+    All methods but `release` are for the main thread.
     """
 
     def __init__(self, flags: Flags, shared: Shared, seed: int) -> None:
@@ -288,7 +288,7 @@ class Actors:
         self._context: Any = multiprocessing.get_context(flags.start_method)
         if flags.start_method == "forkserver":
             self._context.set_forkserver_preload(["torchbeast.run.training"])  # nearly all
-        self._lock = threading.Lock()  # of the following
+        self._lock = threading.Lock()  # guards the following
         self._free = deque(range(flags.num_slots))
         self._held: list[deque[list[int]]] = [deque() for _ in range(flags.num_actors)]
         self._processes: dict[int, ActorProcess] = {}
@@ -301,7 +301,7 @@ class Actors:
         self._info: InfoSums = {}
 
     def poll(self) -> list[Filled]:
-        """The rollouts that were filled; waits a little if there are none."""
+        """The rollouts filled since the last call; waits up to POLL_S if there are none."""
         if time.monotonic() >= self._supervise_at:
             self.supervisor.poll()
             self._supervise_at = time.monotonic() + POLL_S
@@ -312,7 +312,7 @@ class Actors:
         for pipe in pipes:
             try:
                 slots, version, info = pipe.recv()
-            except (EOFError, OSError):  # it died: the supervisor will see it in a moment
+            except (EOFError, OSError):  # it died: the supervisor will notice
                 self._supervise_at = 0.0
                 time.sleep(0.01)
                 continue
@@ -327,23 +327,23 @@ class Actors:
         return filled
 
     def release(self, filled: list[Filled]) -> None:
-        """These have been read: their slots may be written again. For any thread."""
+        """Free the slots of rollouts that have been read. For any thread."""
         with self._lock:
             self._free.extend(f.slot for f in filled)
         self._hand_out()
 
     def take_info(self) -> InfoSums:
-        """Sums over the episodes that ended since the last call, of the numbers in their `info`."""
+        """Sums of the numbers in `info`, over the episodes that ended since the last call."""
         info, self._info = self._info, {}
         return info
 
     def name_source(self, source: int) -> str:
-        """The environment behind a number in a batch, for people."""
+        """The environment with this `source` number, in words."""
         actor, environment = divmod(source, self._flags.envs_per_actor)
         return f"environment {environment} of actor {actor}"
 
     def close(self) -> None:
-        """End all actors: ask, wait, then kill."""
+        """End all actors: SIGTERM, wait, then SIGKILL."""
 
         def ask() -> None:
             for process in self._processes.values():
@@ -352,19 +352,19 @@ class Actors:
         self.supervisor.close(ask, JOIN_S)
 
     def _make_child(self, i: int) -> Child:
-        """Actor i, as the supervisor knows it."""
+        """Actor i, described for the supervisor."""
         num_waits = 0
 
         def heartbeat() -> int:
             nonlocal num_waits
-            num_waits += not self._held[i]  # it has nothing to do
+            num_waits += not self._held[i]  # no slots: it waits, and does not hang
             return num_steps() + num_waits
 
         def num_steps() -> int:
             return int(self._shared.num_steps.tensors[i])
 
         def start(num_starts: int) -> ActorProcess:
-            # With new seeds each time: the same episodes might crash it again.
+            # A new seed at each start: the same episodes might crash it again.
             args = (i, derive_seed(self._seed, i, num_starts), self._flags, self._shared)
             process = ActorProcess(self._context, f"actor-{i}", act, args, heartbeat)
             with self._lock:
@@ -380,7 +380,7 @@ class Actors:
         return Child(f"Actor {i}", start, on_end, num_steps)
 
     def _hand_out(self) -> None:
-        """Give free slots to the actors that hold fewest; all there are if some actor is late."""
+        """Give free slots to the actors that hold fewest; spare ones only if an actor is late."""
         flags = self._flags
         spare = 0 if self.supervisor.has_late else flags.num_slots - flags.num_in_flight
         with self._lock:
@@ -390,13 +390,13 @@ class Actors:
                     return
                 slots = [self._free.popleft() for _ in range(flags.envs_per_actor)]
                 self._held[i].append(slots)
-                with suppress(OSError):  # it died: the supervisor finds out, and takes them back
+                with suppress(OSError):  # it died: `on_end` will take them back
                     self._processes[i].pipe.send(slots)
 
 
 # ------------------------------------------------------------------------------------------- learn
 
-Batches = queue.SimpleQueue[list[Filled] | None]  # B filled slots each; None: the end
+Batches = queue.SimpleQueue[list[Filled] | None]  # B filled slots each; None ends a thread
 
 
 def learn(flags: Flags, learner: Learner, shared: Shared, actors: Actors, batches: Batches) -> None:
@@ -437,9 +437,9 @@ def train(flags: Flags, stop: StopRequest | None = None) -> int:
 
 
 def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> None:
-    """The main thread's loop. At its end no actor and no learner thread is left."""
+    """The main thread's loop. When it returns, all actors and learner threads have ended."""
     shared.weights.publish(learner.model, learner.version)
-    # After a resume the actors must not play the same episodes again.
+    # After a resume the actors must not repeat the same episodes.
     actors = Actors(flags, shared, derive_seed(flags.seed, learner.version))
     learner.name_source = actors.name_source
     batches: Batches = queue.SimpleQueue()
@@ -465,18 +465,18 @@ def act_and_learn(flags: Flags, learner: Learner, shared: Shared, run: Run) -> N
         for _ in range(flags.num_learner_threads):
             batches.put(None)
         try:
-            threads.join(UPDATE_S)  # the last checkpoint must hold the last update whole
+            threads.join(UPDATE_S)  # the last update ends before the last checkpoint
         finally:
             actors.close()
 
 
 def make_group(flags: TrainingFlags, num_envs: int, seed: int) -> Group:
-    """Environments that step together; one that raises is rebuilt, its neighbours go on."""
+    """Environments that step together; one that raises is rebuilt while the others go on."""
     return Group(lambda seed: make_envs(flags.env_options, num_envs, seed), seed)
 
 
 def initial_state(model: nn.Module, batch_size: int) -> AgentState:
-    """The agent's memory at the start of an episode, [L, B, ...] each; most have none."""
+    """The agent's state at the start of an episode: tensors [L, B, ...], or () without memory."""
     return model.initial_state(batch_size=batch_size)  # type: ignore[operator]
 
 

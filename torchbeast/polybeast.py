@@ -14,7 +14,7 @@ from torchbeast.run.env_sources import BothEnvironments, LocalEnvironments, Sour
 from torchbeast.run.flags import num_cores
 from torchbeast.run.signals import StopRequest
 
-GROUPS_PER_WORKER = 2  # one steps while the agent looks at the other
+GROUPS_PER_WORKER = 2  # one steps while the agent chooses actions for the other
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Flags(polybeast_learner.Flags):
     """Train or test an agent with environments on this machine."""
 
     num_servers: int = num_cores() + 1
-    """Processes that step environments; one more than cores, so that none is idle, or as many as
-    cores with several passes."""
+    """Worker processes that step environments. Default: one more than there are cores, so that no
+    core is idle; with --num_passes above 1, one for each core."""
     num_actors: int | None = None
-    """Groups of environments, dealt out to the processes; None: two for each."""
+    """Groups of environments, distributed over the workers; None: two for each worker."""
     envs_per_actor: int = 8 if num_cores() <= 8 else 4
-    """E: environments in a group; they step together."""
+    """E: environments in a group, which step together."""
     pipes_basename: str = "unix:/tmp/polybeast"
-    """Not needed here: environments on this machine use shared memory."""
+    """Not used here: environments on this machine use shared memory."""
 
     @property
     def num_groups(self) -> int:
@@ -37,9 +37,9 @@ class Flags(polybeast_learner.Flags):
 
     def place_environments(self) -> dict[str, Any]:
         is_given = self.is_given("num_actors") or self.is_given("num_servers")
-        if not self.hold_actors:  # a learner that makes several passes keeps a core busy by itself
+        if not self.hold_actors:  # a learner with several passes keeps a core busy by itself
             return {"num_servers": num_cores()} if self.num_passes > 1 and not is_given else {}
-        # With one environment for each place in a batch there is no lag.
+        # With one environment for each rollout of a batch, policy lag is 0.
         if is_given:
             return {"envs_per_actor": max(1, self.batch_size // max(1, self.num_groups))}
         num_groups = max(1, self.batch_size // self.envs_per_actor)
@@ -56,7 +56,7 @@ class Flags(polybeast_learner.Flags):
 
 
 def open_source(flags: Flags, stop: StopRequest, ranks: Ranks = ALONE) -> Source:
-    """Workers, and also the connections that the flags ask for."""
+    """The run's environments: workers, and the connections that the flags ask for."""
     local = LocalEnvironments(
         flags.env_options,
         num_workers=min(flags.num_servers, flags.num_groups),

@@ -1,10 +1,10 @@
-"""PolyBeast's actors that carry the model: environments and a copy of the model, in processes.
+"""PolyBeast's actors that carry the model: processes with environments and a copy of the model.
 
     python -m torchbeast.polybeast_actor --env Catch --connect learner:4242
 
-They dial a learner that listens, get weights from it in the background, and send whole rollouts:
-for links whose latency or bandwidth makes it slow to ask the learner for each action
-(`polybeast_env --connect`). What model it is the learner says.
+They dial a learner that listens, fetch its weights in the background and send whole rollouts: for
+links whose latency or bandwidth makes it slow to ask the learner for each action
+(`polybeast_env --connect`). The learner says which model they build.
 """
 
 import dataclasses
@@ -28,18 +28,19 @@ from torchbeast.run.remote_actor import ActorConfig
 
 @dataclass(frozen=True)
 class Flags(EnvOptions, Security, ActorOptions):
-    """Run environments, and the model that acts in them, for a PolyBeast learner elsewhere."""
+    """Run environments and a copy of the model for a PolyBeast learner elsewhere."""
 
     connect: str = ""
     """The learner's address: host:port, or unix:/path."""
     num_actors: int = num_cores()
-    """Processes."""
+    """Actor processes."""
     envs_per_actor: int = 16
-    """Environments of a process; they step together, with one forward pass."""
+    """Environments in each process; they step together, with one forward pass."""
     env_timeout_s: float = 120.0
-    """A process whose environments take longer for one step is killed and restarted."""
+    """Seconds that one step may take before its process is killed and restarted."""
     seed: int | None = None
-    """Of environments and actions. None: another one at each start, and so on each machine."""
+    """Random seed of environments and actions. None: a new one at each start, so that machines
+    differ."""
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
@@ -58,14 +59,14 @@ class Flags(EnvOptions, Security, ActorOptions):
             raise UsageError(str(error)) from error
 
     def fit_games(self) -> "Flags":
-        """The same flags; UsageError if there are too few places for the agents of a game."""
-        _, num_agents = look_at_game(self.env_options)  # better one sentence here than ten there
+        """Return these flags; UsageError if a group has too few places for the agents of a game."""
+        _, num_agents = look_at_game(self.env_options)  # one error here, not one per process
         check_agents(num_agents, self.envs_per_actor)
         return self
 
 
 def actor(flags: Flags, number: int, seed: int) -> Child:
-    """One of the processes, to be supervised."""
+    """The actor process with this number, for the supervisor."""
 
     def start(num_starts: int) -> Helper:
         host = HostConfig(
@@ -92,7 +93,7 @@ def actor(flags: Flags, number: int, seed: int) -> Child:
 
 
 def run(flags: Flags, goes_on: Callable[[Supervisor], bool] = lambda actors: True) -> int:
-    """Until asked to stop, or `goes_on`, called a few times a second, says no.
+    """Run actors until a stop signal, or until `goes_on`, called a few times a second, is false.
 
     Returns the exit code.
     """

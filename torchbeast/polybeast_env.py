@@ -6,7 +6,7 @@
         the learner listens, and the environments dial in
 
 Each server is a process (libtorchbeast/env_host.py), supervised until Ctrl-C or SIGTERM. It waits
-for learners for ever; only if no environments have ever worked does the program end.
+for a learner without a time limit. The program gives up only if no environment has ever worked.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ STOP_S = 5.0
 
 
 class ClientFlags(Protocol):
-    """Of a program whose environments play with a learner elsewhere."""
+    """The flags of a program for `run_program`: environments for a learner elsewhere."""
 
     def validate(self) -> None:
         """Raise UsageError with one sentence if the flags cannot work."""
 
     def fit_games(self) -> Any:
-        """The same flags, with places for all agents of a game."""
+        """Return the flags with groups that have places for all agents of a game, or UsageError."""
 
 
 FlagsT = TypeVar("FlagsT", bound=ClientFlags)
@@ -54,15 +54,16 @@ FlagsT = TypeVar("FlagsT", bound=ClientFlags)
 
 @dataclass(frozen=True)
 class ActorOptions:
-    """Of actors that carry the model; see polybeast_actor.py."""
+    """Flags of actors that carry the model; see polybeast_actor.py."""
 
     model: str | None = None
-    """package.module:Class if actors carry a model that is such a class of your own: what a learner
-    names runs only if it is named here, too."""
+    """package.module:Class of a model of your own: an actor imports the class that the learner
+    names only if it is named here, too."""
     weights_dtype: Literal["float32", "bf16"] = "float32"
-    """How weights travel to actors: bf16 takes half of the bytes."""
+    """Precision in which weights are sent to actors: bf16 takes half of the bytes."""
     autocast: Literal["none", "bf16"] = "none"
-    """Let actors' forward pass run in bfloat16 where that is safe; V-trace makes up for it."""
+    """Precision of the actors' forward pass: bf16 uses bfloat16 where that is safe, and V-trace
+    corrects for the difference."""
 
 
 @dataclass(frozen=True)
@@ -70,31 +71,31 @@ class Flags(EnvOptions, Security):
     """Run environments for a PolyBeast learner elsewhere."""
 
     pipes_basename: str = "unix:/tmp/polybeast"
-    """Server i listens at <pipes_basename>.<i>; with host:port, at the ports from there on."""
+    """Server i listens at <pipes_basename>.<i>; with host:port, at port + i."""
     connect: str | None = None
-    """Dial a learner that listens at this address, instead of listening."""
+    """Dial the learner that listens at this address, instead of listening."""
     num_servers: int = 4
-    """Processes."""
+    """Server processes."""
     envs_per_server: int | None = None
-    """Environments of a process, in two groups: one steps while the agent looks at the other. None:
-    16, or as many as two games have agents."""
+    """Environments in each process, in two groups: one steps while the agent chooses actions for
+    the other. None: 16, or the agents of two games if these are more."""
     env_timeout_s: float = 120.0
-    """A process whose environments take longer for one step is killed and restarted."""
+    """Seconds that one step may take before its process is killed and restarted."""
     seed: int | None = None
-    """Of the environments. None: another one at each start, and so on each machine."""
+    """Random seed of the environments. None: a new one at each start, so that machines differ."""
 
     @property
     def num_envs(self) -> int:
-        """Of each server."""
+        """Environments in each server."""
         return ENVS_PER_SERVER if self.envs_per_server is None else self.envs_per_server
 
     @property
     def num_groups(self) -> int:
-        """Of each server: two, or one if its environments have no halves."""
+        """Groups in each server: two, or one if its number of environments is odd."""
         return 2 if self.num_envs % 2 == 0 else 1
 
     def address(self, number: int) -> str:
-        """Where server `number` listens, or dials."""
+        """The address at which server `number` listens, or that it dials."""
         if self.connect is not None:
             return self.connect
         return server_address(self.pipes_basename, number)
@@ -112,8 +113,8 @@ class Flags(EnvOptions, Security):
             raise UsageError(str(error)) from error
 
     def fit_games(self) -> "Flags":
-        """With places for all agents of a game; UsageError if too few are asked for."""
-        _, num_agents = look_at_game(self.env_options)  # better one sentence here than ten there
+        """The flags with groups that have places for all agents of a game, or UsageError."""
+        _, num_agents = look_at_game(self.env_options)  # one error here, not one per process
         flags = self
         if self.envs_per_server is None and num_agents > self.num_envs // self.num_groups:
             flags = dataclasses.replace(self, envs_per_server=2 * num_agents)
@@ -124,7 +125,7 @@ class Flags(EnvOptions, Security):
 
 
 def server(flags: Flags, number: int, seed: int) -> Child:
-    """One of the processes, to be supervised."""
+    """The server process with this number, for the supervisor."""
 
     def start(num_starts: int) -> Helper:
         config = HostConfig(
@@ -145,7 +146,7 @@ def server(flags: Flags, number: int, seed: int) -> Child:
 
 
 def run(flags: Flags, goes_on: Callable[[Supervisor], bool] = lambda servers: True) -> int:
-    """Until asked to stop, or `goes_on`, called a few times a second, says no.
+    """Run servers until a stop signal, or until `goes_on`, called a few times a second, is false.
 
     Returns the exit code.
     """
@@ -157,7 +158,7 @@ def run(flags: Flags, goes_on: Callable[[Supervisor], bool] = lambda servers: Tr
 
 
 def new_seed() -> int:
-    """Another one at each start, and so on each machine."""
+    """A random seed, so that starts and machines differ."""
     return random.SystemRandom().randrange(2**31)
 
 
@@ -167,7 +168,7 @@ def keep_alive(
     about: str,
     goes_on: Callable[[Supervisor], bool] = lambda servers: True,
 ) -> int:
-    """Supervise helper processes until asked to stop, or `goes_on` says no; the exit code."""
+    """Supervise processes until a stop signal, or `goes_on` is false; returns the exit code."""
     servers = Supervisor(
         children,
         env_timeout_s,
@@ -198,7 +199,7 @@ def keep_alive(
 def run_program(
     name: str, flags_class: type[FlagsT], run: Callable[[FlagsT], int], args: list[str] | None
 ) -> int:
-    """From a command line to an exit code; a user's mistake is one sentence and exit code 2."""
+    """Parse the command line and call `run`; returns the exit code (2 for a user's mistake)."""
     logging.basicConfig(level=logging.INFO, format=f"[{name}] %(message)s")
     secret.take()
     try:

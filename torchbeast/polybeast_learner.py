@@ -1,11 +1,11 @@
-"""PolyBeast's learner: the agent and the learner in one process, environments wherever they are.
+"""PolyBeast's learner: agent and learner in one process, with environments in other processes.
 
     environments ── lanes ──► ActorPool (C++) ──► inference_batcher ──► inference (threads)
                                    └─ rollouts ──► learner_queue ─────► learn     (threads)
-    train  (main thread)  starts all of it, watches over it, reports and saves
+    train  (main thread)  starts and supervises all of it, reports, saves checkpoints
 
-Run by itself it trains with environments that other processes serve, or that dial in; `polybeast`
-runs it together with environments of its own. T is unroll_length, B a batch size.
+Run by itself, it trains with environments that other programs serve, or that dial in; `polybeast`
+adds worker processes with environments of its own. T is unroll_length, B a batch size.
 """
 
 import dataclasses
@@ -73,54 +73,59 @@ __all__ = [
     "train",
 ]
 
-POLL_S = 0.1  # how soon the main thread sees a signal, a dead worker, the end
-GOOD_INFERENCE_BATCH = 16  # rows worth waiting a little for: below, weights move, not frames
+POLL_S = 0.1  # interval at which the main thread checks signals, workers, the end of training
+GOOD_INFERENCE_BATCH = 16  # rows worth a short wait: smaller batches mostly move weights
 INFERENCE_PATIENCE_MS = 5
 MAX_INFERENCE_BATCH = 1024
-OUTPUT_FIELDS = ("action", "policy_logits", "baseline")  # what the agent says at a row
-MAX_DEFAULT_SERVERS = 64  # a server that is not there is asked again now and then
+OUTPUT_FIELDS = ("action", "policy_logits", "baseline")  # the agent's output for a row
+MAX_DEFAULT_SERVERS = 64  # servers to dial by default; absent ones are dialled now and then
 
 
 @dataclass(frozen=True)
 class Flags(TrainingFlags, Security):
-    """Train or test an agent with environments that other processes run, here or elsewhere."""
+    """Train or test an agent with environments that other programs run, here or elsewhere."""
 
     pipes_basename: str = "unix:/tmp/polybeast"
-    """Dial the environment servers at <pipes_basename>.0, .1, ..., if nothing else is said."""
+    """Dial the environment servers at <pipes_basename>.0, .1, ..., unless --server_addresses or
+    --listen is given."""
     num_servers: int | None = None
-    """How many of them to dial; None: all unix sockets that turn up, 64 at most."""
+    """Number of these servers; None: all whose unix sockets appear, 64 at most."""
     num_actors: int | None = None
-    """Groups of environments to play with at most; None: all there are."""
+    """Maximum number of groups of environments that take part; None: no limit."""
     server_addresses: str = ""
     """Dial these environment servers instead: host:port,host:port,..."""
     listen: str = ""
-    """Listen here for environments that dial in: host:port or unix:/path (several with commas)."""
+    """Listen here for environments that dial in: host:port or unix:/path, several separated by
+    commas."""
     num_gateways: int = 1
-    """Processes that end these connections."""
+    """Gateways: processes in which these connections end."""
     connections_per_s: float = Limits().connections_per_s
-    """New connections that one host may open to each of them, after a burst."""
+    """Rate limit: new connections per second from one host to each gateway, beyond a first
+    burst."""
 
     max_stream_envs: int = Limits().max_stream_envs
-    """Environments that one connection may have."""
+    """Maximum number of environments in one connection."""
     max_client_envs: int = Limits().max_client_envs
-    """Environments that one client, a host or a name in certificates, may have at each gateway."""
+    """Maximum number of environments of one client (a host, or a name in certificates) at each
+    gateway."""
 
     env_timeout_s: float = 120.0
-    """Environments that take no step for so long are given up, and restarted if they are ours."""
+    """Seconds without a step after which environments are given up; workers of this program are
+    then restarted."""
 
     num_inference_threads: int = max(1, num_cores() // 8)
     """Threads that run the agent on batches of rows."""
     num_learner_threads: int = 2 if torch.cuda.is_available() else 1
-    """Threads that fetch batches and learn in turn; more than one pays if batches go to a GPU."""
+    """Threads that fetch batches and learn in turn; more than one helps if batches go to a GPU."""
     max_learner_queue_size: int | None = None
-    """Rollouts that wait for the learner before actors are held back, and at least a batch of them;
-    None: one batch, or none with --hold_actors."""
+    """Rollouts that may wait for the learner before actors must wait: 0, or at least batch_size.
+    None: one batch, or 0 with --hold_actors."""
     learner_device: str = "auto"
-    """Where to learn: auto, cpu, cuda, cuda:1 ..."""
+    """Device of the learner: auto, cpu, cuda, cuda:1 ..."""
     actor_device: str = "auto"
-    """Where the agent runs; may be the learner's."""
+    """Device on which the agent chooses actions; may be the learner's."""
     num_actions: int | None = None
-    """Not needed any more: environments say how many actions they take."""
+    """Not used any more: environments say how many actions they take."""
     write_profiler_trace: bool = False
     """Record a few seconds of the run to <rundir>/trace.json, for chrome://tracing."""
 
@@ -132,13 +137,13 @@ class Flags(TrainingFlags, Security):
 
     @property
     def listen_at(self) -> list[str]:
-        """Of several learners on a machine, each has a port or a path of its own."""
+        """Addresses to listen at; several learners of a machine have different ports or paths."""
         given = [address.strip() for address in self.listen.split(",") if address.strip()]
         return [listening_address(address, Place.find().local_rank) for address in given]
 
     @property
     def dial(self) -> list[str]:
-        """The environment servers to dial; of several learners, each has another part of them."""
+        """The environment servers to dial; several learners divide them among themselves."""
         given = [address.strip() for address in self.server_addresses.split(",")]
         addresses = [address for address in given if address] or self.default_servers
         here = [address for address in addresses if address.startswith("unix:")]
@@ -158,7 +163,7 @@ class Flags(TrainingFlags, Security):
 
     @property
     def default_servers(self) -> list[str]:
-        """Those of `polybeast_env` on this machine, unless environments dial in."""
+        """The servers of `polybeast_env` on this machine; none if environments dial in."""
         if self.listen:
             return []
         if self.num_servers is None and not Address.parse(self.pipes_basename).path:
@@ -171,7 +176,7 @@ class Flags(TrainingFlags, Security):
 
     @property
     def gateways_config(self) -> GatewaysConfig:
-        """The connections that the flags ask for."""
+        """The gateways' configuration, with the connections that the flags ask for."""
         return GatewaysConfig(
             listen=self.listen_at,
             server_addresses=self.dial,
@@ -184,7 +189,7 @@ class Flags(TrainingFlags, Security):
         )
 
     def find_device(self, name: str) -> torch.device:
-        """The device behind one of the flags above."""
+        """The device that a value of --learner_device or --actor_device stands for."""
         if name == "auto" or (name == "cuda" and torch.cuda.is_available()):
             return own_device(use_cuda=not self.disable_cuda)
         return torch.device(name)
@@ -232,7 +237,8 @@ def inference(
 ) -> None:
     """Answer rows with actions until the batcher is closed. The target of inference threads.
 
-    TorchBeast's `lock` is not needed: an `ActorModel` never changes while it is in use.
+    `lock` is there for code written for TorchBeast, and ignored: an `ActorModel` never changes
+    while it is in use.
     """
     device = _device_of(flags, "actor_device")
     with torch.inference_mode(), own_stream(device):
@@ -243,7 +249,7 @@ def inference(
                 with use(model) as (net, version):
                     output, agent_state = net(row, agent_state)
                     answer = as_answer(output, version, as_dict=isinstance(received, dict))
-                    answer = to_device((answer, agent_state), torch.device("cpu"))  # and waits
+                    answer = to_device((answer, agent_state), torch.device("cpu"))  # synchronous
                 batch.set_outputs(answer)
             except Exception as error:
                 batch.set_exception(error)
@@ -253,7 +259,7 @@ def inference(
 
 
 def as_row(row: Any) -> Row:
-    """Our dict of a row or of rows; code for TorchBeast has a tuple of five fields instead."""
+    """Rows as a dict with `done` and `truncated`, also from TorchBeast's tuple of five fields."""
     row = dict(row if isinstance(row, dict) else zip(TORCHBEAST_FIELDS, row, strict=True))
     row["done"] = row["done"].bool()
     row["truncated"] = row.get("truncated", torch.zeros_like(row["done"])).bool()
@@ -261,7 +267,7 @@ def as_row(row: Any) -> Row:
 
 
 def as_answer(output: Any, version: int, as_dict: bool) -> Any:
-    """What an agent says to a row: our dict to a dict, TorchBeast's tuple to a tuple."""
+    """The agent's output for the actor pool: a dict with `version`, or TorchBeast's tuple."""
     if not as_dict:
         is_tuple = not isinstance(output, dict)
         return output if is_tuple else tuple(output[name] for name in OUTPUT_FIELDS)
@@ -272,7 +278,7 @@ def as_answer(output: Any, version: int, as_dict: bool) -> Any:
 
 @contextmanager
 def use(model: nn.Module | ActorModel) -> Any:
-    """The model to call, and the version of its weights."""
+    """Yield the model to call and the version of its weights, 0 for a plain module."""
     if isinstance(model, ActorModel):
         with model.newest() as newest:
             yield newest
@@ -292,18 +298,19 @@ def learn(
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     stats: dict[str, Any],
     plogger: Any = None,
-    lock: threading.Lock = threading.Lock(),  # noqa: B008 (one for all threads, as it should be)
+    lock: threading.Lock = threading.Lock(),  # noqa: B008 (one lock for all threads, on purpose)
     *,
     learner: Learner | None = None,
 ) -> None:
     """Learn until the queue is closed or training is finished. The target of learner threads.
 
-    After each update the weights are copied to `actor_model`, `stats` is filled, and logged with
-    `plogger.log(stats)`. `train` gives the `learner` that has the model, the optimizer and all
-    else; its own `stats` are what it shows: figures of yours go there with `observe`.
+    After each update the weights are copied to `actor_model`, and `stats` is filled and passed to
+    `plogger.log`. `train` passes a `learner`, which has the model, the optimizer and the statistics
+    that are reported: add figures of your own with `learner.stats.observe`. Code for TorchBeast
+    passes none; one is made from the other arguments.
     """
     if learner is None:
-        # Threads of code for TorchBeast share the lock and the stats, and so their counts.
+        # In code for TorchBeast, all threads share `lock` and `stats`, and so the counts.
         counts, device = RunningStats(stats), _device_of(flags, "learner_device")
         settings = _settings_of(flags)
         learner = Learner(model, settings, device, optimizer, scheduler, lock=lock, stats=counts)
@@ -331,10 +338,10 @@ def learn(
 
 
 def as_batch(rows: Any, outputs: Any) -> Batch:
-    """What the learner learns from. Output t led to row t, so that the first is of no use."""
+    """The batch to learn from. Output t led to row t, so that output 0 is left out."""
     if not isinstance(outputs, dict):
         outputs = dict(zip(OUTPUT_FIELDS, outputs, strict=False))
-    batch: Batch = as_row(rows)  # with their `source`, if they are ours
+    batch: Batch = as_row(rows)  # rows of our own actor pool include `source`
     batch["action"] = nest.map(lambda x: x[1:], outputs["action"])
     batch["policy_logits"] = outputs["policy_logits"][1:]
     if "version" in outputs:
@@ -343,21 +350,21 @@ def as_batch(rows: Any, outputs: Any) -> Batch:
 
 
 def to_device(tensors: Any, device: torch.device) -> Any:
-    """A nest of tensors on a device; to a GPU from pinned memory, so that nobody waits for it."""
+    """Copy a nest of tensors to `device`; to a GPU asynchronously, from pinned memory."""
     if device.type == "cuda":
         return nest.map(lambda t: t.pin_memory().to(device, non_blocking=True), tensors)
     return nest.map(lambda t: t.to(device), tensors)
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """Let this thread's work on a GPU wait for nobody else's."""
+    """Give this thread a CUDA stream of its own, so that it does not wait for other threads."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))
 
 
 def synchronize(*devices: torch.device) -> None:
-    """Wait until GPUs have made what this thread asked for: others have streams of their own."""
+    """Wait for this thread's work on GPUs, which other threads' streams would not wait for."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -367,7 +374,7 @@ def synchronize(*devices: torch.device) -> None:
 
 
 def open_source(flags: Flags, stop: StopRequest, ranks: Ranks = ALONE) -> Source:
-    """The connections that the flags ask for."""
+    """Open the connections that the flags ask for, as a source of environments."""
 
     def try_model(spec: Spec) -> None:
         sized = with_recipe(flags, spec)
@@ -412,7 +419,7 @@ def train(
 
 
 def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> None:
-    """The main thread's loop. At its end no actor and no thread is left."""
+    """The main thread's loop. When it returns, all actors and threads have ended."""
     rollout_bytes = (flags.unroll_length + 1) * source.spec.row_bytes
     sizes = BatchSize(flags, source.num_envs, most_rollouts(rollout_bytes))
     learner_queue = libtorchbeast.BatchingQueue(
@@ -457,7 +464,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
 
     def run_learner() -> None:
         set_cpu_threads(flags.learner_cpu_threads)
-        torch.set_flush_denormal(True)  # means of squares of weights that are never used
+        torch.set_flush_denormal(True)  # unused weights' tiny mean squares are slow
         learn(
             flags,
             connections,
@@ -488,7 +495,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
     trace = Trace(flags.rundir / "trace.json") if flags.write_profiler_trace else None
     first_version = learner.version
     try:
-        # After a resume the environments must not live through the same episodes again.
+        # After a resume the environments must not repeat the same episodes.
         source.start(pool, derive_seed(flags.seed, learner.version))
         while not finished.is_set() and not run.stop_requested:
             source.poll()
@@ -509,7 +516,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
         learner_queue.close()
         inference_batcher.close()
         pool.close()
-        with ExitStack() as stack:  # all of them end, whatever one may raise
+        with ExitStack() as stack:  # joins all of them, even if one raises
             for group in threads:
                 stack.callback(group.join, UPDATE_S)
 
@@ -526,14 +533,14 @@ def main(flags: Flags) -> int:
 
 
 def _device_of(flags: Any, name: str) -> torch.device:
-    """Of our own flags, or of a namespace with a device or its name in it."""
+    """The device in our own flags, or in a namespace that has a device or its name."""
     if isinstance(flags, Flags):
         return flags.find_device(getattr(flags, name))
     return torch.device(getattr(flags, name, "cpu"))
 
 
 def _settings_of(flags: Any) -> Settings:
-    """Flags of code for TorchBeast know less than ours; what they lack is as it was there."""
+    """Settings from flags; those that code for TorchBeast lacks get TorchBeast's values."""
     if isinstance(flags, Settings):
         return flags
     default = dataclasses.asdict(Settings(vtrace_lambda=1.0, reward_clipping="abs_one"))

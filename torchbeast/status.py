@@ -1,6 +1,6 @@
-"""Who is connected to a run: `python -m torchbeast.status [RUN]`.
+"""Show which clients are connected to a run: `python -m torchbeast.status [RUN]`.
 
-RUN is a run's folder, or its --xpid under ~/logs/torchbeast; the latest one if it is left out.
+RUN is a run's folder, or its --xpid under ~/logs/torchbeast; without it, the latest run.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from libtorchbeast.text import table
 from torchbeast.run.connections import COLUMNS, FILE
 from torchbeast.run.flags import TrainingFlags
 
-OLD_S = 30.0  # a file that is older belongs to a run that has ended
+OLD_S = 30.0  # if the file is older, the run has ended
 
 
 def main(args: list[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def find_run(name: str, savedir: Path) -> Path | None:
 
 
 def describe(folder: Path) -> str:
-    """A table for people; FileNotFoundError if nobody has ever connected."""
+    """The run's connections as a table; FileNotFoundError if no client has ever connected."""
     path = folder / FILE
     age_s = time.time() - path.stat().st_mtime
     with path.open(newline="") as file:

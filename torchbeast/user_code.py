@@ -1,10 +1,10 @@
-"""Environments and models of the user's own: found by name, or handed over by their program.
+"""The user's own environments and models: imported by name, or passed on as objects.
 
-A name is `package.module:attribute`. What a program hands over as an object (`torchbeast.train(env=
-MyEnv)`) may have no name that another process can import: a class in a notebook, a lambda. Such
-objects are on offer here while they are in use, and go to the processes that this one starts as
-cloudpickle's bytes, over memory that only parent and child have. No such bytes are ever read
-from a file, a checkpoint or the network. Never imports torch.
+A name is `package.module:attribute`. An object that a program passes, as in
+`torchbeast.train(env=MyEnv)`, may have no name that another process can import: a class in a
+notebook, a lambda. While such an object is in use, it is offered under a name here (`offer`), and
+sent to child processes as cloudpickle's bytes, over memory that only parent and child share. Such
+bytes are never read from a file, a checkpoint or the network. This module does not import torch.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ _HERE = Path(__file__).parent
 _OUR_PACKAGES = [_HERE, _HERE.with_name("libtorchbeast")]
 
 _on_offer: dict[str, Any] = {}
-_uses: Counter[str] = Counter()  # how often each of them is on offer
+_uses: Counter[str] = Counter()  # by name: how many `offer` blocks use it
 _num_offering = 0
-_lock = threading.Lock()  # of all three
+_lock = threading.Lock()  # guards all three
 
 
 @contextlib.contextmanager
 def offer(objects: Mapping[str, Any]) -> Iterator[None]:
-    """While entered, these are found under their names, here and in processes started meanwhile.
+    """While entered, `find` returns these objects by name, here and in processes started meanwhile.
 
-    Several threads may offer at once, but not different things under one name.
+    Several threads may offer objects at once; UsageError for different objects under one name.
     """
     global _num_offering
     with _lock:
@@ -58,17 +58,17 @@ def offer(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 def is_offering() -> bool:
-    """Whether processes get all that they need of the user's program from here."""
+    """Whether child processes get the program's objects from here, not from its main module."""
     return _num_offering > 0
 
 
 def get(name: str) -> Any:
-    """What is on offer under this name; None if there is nothing."""
+    """The object that is offered under this name, or None."""
     return _on_offer.get(name)
 
 
 def find(name: str, flag: str) -> Any:
-    """What `package.module:attribute` names; UsageError with the `flag` that says so."""
+    """The object named `package.module:attribute`; a UsageError mentions the `flag` it was in."""
     if name in _on_offer:
         return _on_offer[name]
     module_name, _, attribute = name.partition(":")
@@ -83,7 +83,7 @@ def find(name: str, flag: str) -> Any:
 
 
 def name_of(thing: Any) -> tuple[str, bool]:
-    """`module:name` of a class or function, and whether other processes can import it by that."""
+    """`module:name` of a class or function, and whether other processes can import it by name."""
     named = thing
     while isinstance(named, functools.partial):
         named = named.func
@@ -95,7 +95,7 @@ def name_of(thing: Any) -> tuple[str, bool]:
 
 
 def pack(names: Sequence[str] | None = None) -> bytes:
-    """What is on offer (under these names) for a process of ours; empty if that is nothing."""
+    """The offered objects (None: all of them) as bytes for a child process; empty without any."""
     objects = {k: v for k, v in _on_offer.items() if names is None or k in names}
     if not objects:
         return b""
@@ -103,7 +103,7 @@ def pack(names: Sequence[str] | None = None) -> bytes:
 
     try:
         return cloudpickle.dumps(objects)
-    except Exception as error:  # whatever the user's objects raise
+    except Exception as error:  # the user's objects may raise anything
         raise UsageError(
             f"{' and '.join(objects)} cannot be handed to other processes ({type(error).__name__}: "
             f"{error}); make inside of it what it needs, or name it as package.module:name."
@@ -111,7 +111,7 @@ def pack(names: Sequence[str] | None = None) -> bytes:
 
 
 def unpack(data: bytes) -> None:
-    """In a process that was started with `pack()`: the same is on offer here."""
+    """In a child process: offer the objects that its parent has packed with `pack()`."""
     global _num_offering
     if data:
         _on_offer.update(pickle.loads(data))
@@ -119,9 +119,9 @@ def unpack(data: bytes) -> None:
 
 
 def say_where(error: BaseException) -> str:
-    """An exception of the user's code with its place: the last outside of installed packages.
+    """An exception in one line, with the innermost line of the user's own code in its traceback.
 
-    If no code of the user's is on the way, it is where the exception was raised.
+    Without such a line, which is one outside of installed packages, the line that raised it.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_installed(frame.filename)]
@@ -132,7 +132,7 @@ def say_where(error: BaseException) -> str:
 
 
 def _is_installed(filename: str) -> bool:
-    """Whether it is a package's, ours included, however that is installed."""
+    """Whether the file belongs to an installed package, or to this project."""
     path = Path(filename)
     return "site-packages" in path.parts or any(path.is_relative_to(p) for p in _OUR_PACKAGES)
 
@@ -140,5 +140,5 @@ def _is_installed(filename: str) -> bool:
 def _has_source(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a module that was made while the program runs
+    except (ImportError, ValueError):  # a module that was created at run time
         return False
