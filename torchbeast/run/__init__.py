@@ -1,1 +1,1 @@
-"""A run: its flags and recipes, where its environments come from, checkpoints, signals, tests."""
+"""A run: flags, recipes, sources of environments, checkpoints, signals, evaluation."""

@@ -1,7 +1,7 @@
-"""What a Python program says in the place of a command line.
+"""Turns the arguments of `torchbeast.train` and `evaluate` into flags.
 
-Its environment and model are names, or classes and functions of its own; all other flags have the
-same names and rules as on the command line.
+Environment and model are names, or classes and functions of the program's own; all other flags have
+the same names and rules as on the command line.
 """
 
 import copy
@@ -29,8 +29,10 @@ MAIN = "__main__:"
 
 
 def name_code(env: Any, model: Any, wrappers: Wrappers) -> tuple[dict[str, str], dict[str, Any]]:
-    """The flags that say the same, as strings, and the objects behind those names that only this
-    program has: for `user_code.offer`. What is None or empty has no flag."""
+    """Flags that name these arguments, and the objects that other processes cannot import.
+
+    The latter are for `user_code.offer`. An argument that is None or empty has no flag.
+    """
     objects: dict[str, Any] = {}
     flags: dict[str, str] = {}
     if env is not None:
@@ -70,7 +72,7 @@ def _name_model(model: Any, objects: dict[str, Any]) -> str:
 
 
 def _with_entry_point(spec: EnvSpec) -> EnvSpec:
-    """With the class in place of a name that only this program knows."""
+    """The spec with the class itself as entry point, if its name is in the main module."""
     if not isinstance(spec.entry_point, str) or not spec.entry_point.startswith(MAIN):
         return spec
     spec = copy.copy(spec)
@@ -94,9 +96,9 @@ def _name(thing: Any, objects: dict[str, Any]) -> str:
 
 
 def check_values(flags_class: type[TrainingFlags], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with the types that the flags have; UsageError for names and types that are not.
+    """Convert the values to the flags' types; UsageError for unknown names and wrong types.
 
-    `env_kwargs` may be a dict, `imports` and the like a list of names.
+    `env_kwargs` may be a dict; flags with several names, such as `imports`, may be lists.
     """
     hints = get_type_hints(flags_class)
     known = [field.name for field in dataclasses.fields(flags_class) if field.name != "sources"]
@@ -121,7 +123,7 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
 
 
 def _fit(kind: Any, value: Any) -> Any:
-    """The value as this kind; None if it is none."""
+    """The value converted to the type `kind`; None if it does not fit."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None

@@ -1,10 +1,11 @@
-"""How large batches must be for rollouts to be new when they are learnt from.
+"""How large batches must be to keep policy lag within --target_policy_lag.
 
-A rollout is as old as the updates between its first action and its own update. With L learner
-threads, batches of B, a queue of Q and N environments it is at most (2FN - 2 + Q) // B + 2L - 1
-updates old, where F is 1, or more with actors that carry the model (`Groups.in_flight`);
-`needed_batch` is the smallest B that keeps it within --target_policy_lag. docs/architecture.md has
-the proof, MonoBeast's numbers, and what becomes of several clients and of numbers that change.
+A rollout's policy lag is the number of updates between its first action and its own update. With L
+learner threads, batches of B, a queue of Q and N environments it is at most
+(2FN - 2 + Q) // B + 2L - 1, where F is 1, or more with actors that carry the model
+(`Groups.in_flight`); `needed_batch` is the smallest B that keeps it within the target.
+docs/architecture.md has the proof, MonoBeast's bound, and the cases of several clients and of
+environments that come and go.
 """
 
 import logging
@@ -20,17 +21,20 @@ from torchbeast.run.flags import TrainingFlags
 
 logger = logging.getLogger("torchbeast")
 
-PACE = 2  # rollouts that others end while one is played
-MAX_BATCH_SIZE = 1024  # that batches grow to, also with clients' environments
-MANY_UPDATES = 32  # more between acting and learning than V-trace makes up for well
-SETTLE_S = 2.0  # without a change, until a new size is logged: groups come one after the other
-OWN_CLIENT = 0  # an ActorPool's number for environments that no client has brought
+PACE = 2  # rollouts that another environment ends, at most, while one is played
+MAX_BATCH_SIZE = 1024  # rollouts to which batches grow at most
+MANY_UPDATES = 32  # policy lag beyond which V-trace corrects badly
+SETTLE_S = 2.0  # without a change until a new size is logged, since groups come one by one
+OWN_CLIENT = 0  # the ActorPool's client number of this program's own environments
 
 
 def needed_batch(target: int, num_ahead: int, queue_size: int, num_learner_threads: int) -> int:
-    """The smallest batch that keeps lag within the target, with `num_ahead` rollouts and a queue of
-    `queue_size`, or of a batch if that is larger, before a rollout."""
-    most = target - (2 * num_learner_threads - 1)  # full batches before a rollout, its queue's last
+    """The smallest batch that keeps policy lag within the target.
+
+    Before a rollout there are `num_ahead` others, and a queue of `queue_size` rollouts, or of one
+    batch if that is larger.
+    """
+    most = target - (2 * num_learner_threads - 1)  # batches before a rollout, with the queue's
     batch_size = num_ahead // most + 1
     if batch_size >= queue_size:
         return batch_size
@@ -39,17 +43,17 @@ def needed_batch(target: int, num_ahead: int, queue_size: int, num_learner_threa
 
 @dataclass(frozen=True)
 class Groups:
-    """The environments that are there."""
+    """The environments that take part at present."""
 
     clients: Sequence[int]
-    """How many each client has; this program's own are one client."""
+    """Number of environments of each client; this program's own count as one client."""
     largest: int = 1
-    """Environments that step together, at most ..."""
+    """Environments in the largest group."""
     smallest: int = 1
-    """... and at least."""
+    """Environments in the smallest group."""
     in_flight: int = 1
-    """Rollouts of a group that live at the same time; more than the one that is played if actors
-    carry the model (`ModelOffers.in_flight`)."""
+    """Rollouts of one environment that exist at once: 1, or more if actors carry the model
+    (`ModelOffers.in_flight`)."""
 
     @property
     def num_envs(self) -> int:
@@ -57,7 +61,7 @@ class Groups:
 
 
 class HasBatches(Protocol):
-    """The flags that say how large batches are."""
+    """The flags that determine how large batches are."""
 
     @property
     def batch_size(self) -> int: ...
@@ -70,7 +74,7 @@ class HasBatches(Protocol):
 
 
 def check_target(flags: HasBatches) -> None:
-    """UsageError if no batch is large enough for it."""
+    """UsageError if --target_policy_lag cannot be reached with any batch size."""
     target, threads = flags.target_policy_lag, flags.num_learner_threads
     if target is not None and target < 2 * threads and not flags.hold_actors:
         raise UsageError(
@@ -80,7 +84,8 @@ def check_target(flags: HasBatches) -> None:
 
 
 def grow_batch(flags: HasBatches, num_envs: int, num_ahead: int, queue_size: int) -> int:
-    """--batch_size, or as many rollouts as --target_policy_lag or --hold_actors need."""
+    """The effective batch size: --batch_size, or more if --target_policy_lag or --hold_actors need
+    it; `num_ahead` and `queue_size` as in `needed_batch`."""
     target = flags.target_policy_lag
     if target is None:
         return flags.batch_size
@@ -92,10 +97,11 @@ def grow_batch(flags: HasBatches, num_envs: int, num_ahead: int, queue_size: int
 
 
 def choose_batch_size(flags: HasBatches, groups: Groups, queue_size: int = 0) -> int:
-    """PolyBeast's, for these environments; `queue_size` if the queue is to hold more than a batch.
+    """PolyBeast's effective batch size; `queue_size` counts if the queue holds more than a batch.
 
-    Clients have equal shares of a batch. So the share of the largest must be what its batch would
-    be if it were alone; those with fewer environments than that bring one rollout of each.
+    Clients have equal shares of a batch. So the share of the largest client must be what its batch
+    would be if it were alone; a client with fewer environments than that brings one rollout of
+    each.
     """
     target = flags.target_policy_lag
     pace = PACE * groups.in_flight
@@ -109,9 +115,9 @@ def choose_batch_size(flags: HasBatches, groups: Groups, queue_size: int = 0) ->
 
 
 class LagNotice:
-    """Says when there are so many environments that their rollouts are old, again if they double.
+    """Warns if there are so many environments that rollouts are old, and again if they double.
 
-    While an environment's rollout lives, there is an update for each `batch_size` others.
+    While a rollout is played, there is an update for each `batch_size` other environments.
     """
 
     def __init__(self, flags: HasBatches) -> None:
@@ -134,7 +140,7 @@ class LagNotice:
 def describe_size(
     flags: TrainingFlags, batch_size: int, num_envs: int, is_enough: bool = True
 ) -> str:
-    """For people: what the target has made of --batch_size."""
+    """A sentence for the log: the effective batch size, and why it is not --batch_size."""
     target = 0 if flags.hold_actors else flags.target_policy_lag
     flag = "--hold_actors" if flags.hold_actors else "--target_policy_lag"
     why = (
@@ -150,21 +156,21 @@ def describe_size(
 
 
 def report_batch_size(flags: Any, batch_size: int, num_envs: int) -> None:
-    """Log what a run with a fixed number of environments learns from."""
+    """Log the effective batch size of a run with a fixed number of environments."""
     if batch_size != flags.batch_size:
         logger.info("%s", describe_size(flags, batch_size, num_envs))
     LagNotice(flags).poll(num_envs, batch_size)
 
 
 class BatchSize:
-    """Lets the learner's batch and queue follow the environments that are there; and says so.
+    """Adapts the learner's batch and queue to environments that come and go, and logs changes.
 
-    For the main thread. `batch_size` and `queue_size` are those to make the queue with.
+    For the main thread. Make the queue with `batch_size` and `queue_size`.
     """
 
     def __init__(self, flags: Any, num_expected: int, most: int = MAX_BATCH_SIZE) -> None:
-        """`flags` are PolyBeast's; so many environments of its own are about to come. Batches grow
-        to `most` rollouts."""
+        """`flags` are PolyBeast's; `num_expected` environments of its own are about to come.
+        Batches grow to `most` rollouts at most."""
         self._flags = flags
         self._num_expected = num_expected
         self._most = max(flags.batch_size, min(most, MAX_BATCH_SIZE))
@@ -178,7 +184,7 @@ class BatchSize:
 
     @property
     def _room(self) -> int:
-        """In the queue, if that is more than a batch."""
+        """--max_learner_queue_size, or 0."""
         return self._flags.max_learner_queue_size or 0
 
     def _choose(self, groups: Groups) -> int:
@@ -193,7 +199,7 @@ class BatchSize:
     def poll(self, queue: Any, in_flight: int = 1) -> None:
         """Resize the queue if environments have come or gone; called a few times a second.
 
-        `in_flight` as in `Groups`.
+        `in_flight` is `Groups.in_flight`.
         """
         groups = self._find_groups(queue.members(), in_flight)
         if groups.num_envs:
@@ -207,14 +213,14 @@ class BatchSize:
         for client, num_envs in members:
             clients[client] += num_envs
         if clients[OWN_CLIENT] >= self._num_expected:
-            self._num_expected = 0  # all have come; from now on it counts who is there
+            self._num_expected = 0  # all have come: from now on only those present count
         clients[OWN_CLIENT] = max(clients[OWN_CLIENT], self._num_expected)
         sizes = [num_envs for _, num_envs in members] or [1]
         return Groups(list(clients.values()), max(sizes), min(sizes), in_flight)
 
     def _follow(self, queue: Any, wanted: int) -> None:
-        """To larger batches at once; to smaller ones when what waits is no more than a batch, as
-        each rollout before another makes it older by one in so many."""
+        """Grow the batch at once; shrink it only to the number of rollouts that wait in the queue,
+        since smaller batches would mean more updates before the last of them."""
         batch_size = max(wanted, min(self.batch_size, queue.size()))
         if batch_size == self.batch_size:
             return
@@ -223,7 +229,7 @@ class BatchSize:
         self._changed_at = time.monotonic()
 
     def _report(self) -> None:
-        """A change of more than a tenth, or back to --batch_size."""
+        """Log a change of more than a tenth, or from or to --batch_size, once it has settled."""
         size, smallest = self.batch_size, self._flags.batch_size
         differs = abs(size - self._said) > self._said / 10 or smallest in (size, self._said)
         if size == self._said or not differs or time.monotonic() < self._changed_at + SETTLE_S:

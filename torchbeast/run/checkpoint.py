@@ -1,4 +1,4 @@
-"""Checkpoints: whole files, loadable with weights_only=True, in a run's folder.
+"""Checkpoints in a run's folder: written atomically, loadable with weights_only=True.
 
 model.tar             the newest
 model-step-<N>.tar    the last few, the newest among them (--keep_checkpoints)
@@ -39,14 +39,14 @@ UPDATE_S = 600.0  # more than any update takes
 
 
 def save(path: Path, learner: Learner, flags: TrainingFlags, spec: Spec | None = None) -> None:
-    """Write the newest checkpoint, and keep it among the last few and if it is the best.
+    """Write the newest checkpoint; keep it as one of the last few, and as the best if it is.
 
-    It is packed between two updates, and written while the next ones go on. `spec` is of the
-    environments, so that the agent can be used without any.
+    It is serialised between two updates, and written while the next ones go on. `spec` describes
+    the environments, so that the agent can be used without any.
     """
     packed = io.BytesIO()
     with between_updates(learner, UPDATE_S) as is_between:
-        if not is_between:  # an update that never ends must not spoil it
+        if not is_between:  # an update that hangs must not spoil the checkpoint
             logger.error("The update in progress did not end; the checkpoint stays as it was.")
             return
         contents = {
@@ -55,7 +55,7 @@ def save(path: Path, learner: Learner, flags: TrainingFlags, spec: Spec | None =
             "random_state": _random_state(),
             "spec": None if spec is None else _to_text(spec),
         }
-        # To memory: torch.save hides what a file says (no space left) behind an error of its own.
+        # To memory: torch.save hides a file's error (no space left) behind one of its own.
         torch.save(contents, packed)
         step, mean = learner.stats.step, _mean_return(contents)
     write_whole(path, packed.getbuffer())
@@ -72,7 +72,7 @@ def save(path: Path, learner: Learner, flags: TrainingFlags, spec: Spec | None =
 
 @contextmanager
 def between_updates(learner: Learner, timeout_s: float) -> Iterator[bool]:
-    """While entered no update is made; False if the one in progress has not ended in time."""
+    """Keep updates from starting while entered; yields False if one does not end in time."""
     is_between = learner.lock.acquire(timeout=timeout_s)
     try:
         yield is_between
@@ -82,7 +82,7 @@ def between_updates(learner: Learner, timeout_s: float) -> Iterator[bool]:
 
 
 def write_whole(path: Path, data: memoryview) -> None:
-    """Write beside and rename: whoever dies in the middle leaves the last one as it was."""
+    """Write a file atomically: a crash in the middle leaves the previous file as it was."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("wb") as file:
@@ -95,7 +95,7 @@ def write_whole(path: Path, data: memoryview) -> None:
 
 
 def _keep(path: Path, name: Path) -> None:
-    """Give a checkpoint another name: a link, which takes no room, or else a copy."""
+    """Give a checkpoint a second name: as a hard link, which takes no room, or else as a copy."""
     beside = name.with_name(f"{name.name}.{os.getpid()}.tmp")
     try:
         try:
@@ -108,16 +108,16 @@ def _keep(path: Path, name: Path) -> None:
 
 
 def _last_few(folder: Path) -> list[Path]:
-    """The kept checkpoints, the last one first."""
+    """The recent checkpoints that were kept, the newest first."""
     kept = folder.glob(f"{STEP_PREFIX}*.tar")
     return sorted(kept, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
-_best_means: dict[Path, float] = {}  # of the files that this process has read or written
+_best_means: dict[Path, float] = {}  # by path, of files this process has read or written
 
 
 def _is_best(best: Path, mean: float) -> bool:
-    """Whether there is none better; the file is read once."""
+    """Whether `mean` is higher than that of the file `best`, which is read only once."""
     if best not in _best_means or not best.exists():
         try:
             before = _mean_return(load(best))
@@ -128,7 +128,7 @@ def _is_best(best: Path, mean: float) -> bool:
 
 
 def _mean_return(contents: dict[str, Any]) -> float | None:
-    """Means of fewer episodes may be luck, and do not count."""
+    """Mean return of the last EPISODE_WINDOW episodes; None if there are fewer (maybe luck)."""
     returns = contents["stats"]["returns"]
     return float(np.mean(returns)) if len(returns) == EPISODE_WINDOW else None
 
@@ -139,7 +139,7 @@ def _to_text(spec: Spec) -> str:
 
 
 def spec_in(contents: dict[str, Any]) -> Spec | None:
-    """What the environments of a checkpoint's run are like; older ones do not say."""
+    """The environments' spec in a checkpoint; None in older ones, which lack it."""
     if contents.get("spec") is None:
         return None
     saved = json.loads(contents["spec"])
@@ -147,7 +147,7 @@ def spec_in(contents: dict[str, Any]) -> Spec | None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The contents of a checkpoint, on the CPU."""
+    """The contents of a checkpoint, with tensors on the CPU; UsageError if it cannot be read."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def load(path: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise UsageError(f"The checkpoint at {path} cannot be read: {error}.") from error
-    except Exception as error:  # whatever a damaged file makes of torch.load
+    except Exception as error:  # a damaged file may make torch.load raise anything
         raise UsageError(
             f"{path} cannot be read as a checkpoint ({type(error).__name__}); move it away to "
             "train from the start, or name another run with --xpid."
@@ -164,13 +164,13 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def find(path: Path) -> list[Path]:
-    """The checkpoint at `path` if it exists and, if that is a run's newest, those before it."""
+    """The checkpoints that exist: `path`, then, if it is model.tar, the recent ones before it."""
     before = _last_few(path.parent) if path.name == FILE_NAME else []
     return [candidate for candidate in (path, *before) if candidate.exists()]
 
 
 def find_in(source: str, savedir: Path, name: str = FILE_NAME) -> Path | None:
-    """The checkpoint of a run: given as a file, a folder, or the run's name below `savedir`."""
+    """The checkpoint of a run, given as file, folder, or name below `savedir`; None without one."""
     for path in (Path(source).expanduser(), savedir.expanduser() / source):
         if path.is_file():
             return path
@@ -180,7 +180,7 @@ def find_in(source: str, savedir: Path, name: str = FILE_NAME) -> Path | None:
 
 
 def load_newest(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The first of `find` that can be read."""
+    """The first checkpoint of `find(path)` that can be read: its path and contents."""
     failure: UsageError | None = None
     for candidate in find(path) or [path]:
         try:
@@ -192,7 +192,7 @@ def load_newest(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def load_or_fall_back(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The same, with a warning if it is not the one at `path`."""
+    """`load_newest`, with a warning if the checkpoint is not the one at `path`."""
     found, contents = load_newest(path)
     if found != path:
         logger.warning("%s %s; using %s instead, of step %s.", path,
@@ -204,7 +204,7 @@ def load_or_fall_back(path: Path) -> tuple[Path, dict[str, Any]]:
 def load_model(
     path: Path, contents: dict[str, Any], model: nn.Module, env: str, remedy: str
 ) -> None:
-    """Give `model`, made for `env`, the weights in a checkpoint's contents."""
+    """Load the weights in a checkpoint's contents into `model`, which was made for `env`."""
     try:
         model.load_state_dict(contents["model_state_dict"])
     except RuntimeError as error:
@@ -217,8 +217,8 @@ def load_model(
 
 
 def resume(path: Path, learner: Learner, flags: TrainingFlags) -> dict[str, Any] | None:
-    """Go on from the checkpoint at `path` if there is one; returns the flags in it."""
-    for unfinished in path.parent.glob("model*.tmp"):  # of a run that was killed
+    """Resume from the checkpoint at `path` if there is one; returns the flags in it, or None."""
+    for unfinished in path.parent.glob("model*.tmp"):  # left by a run that was killed
         unfinished.unlink(missing_ok=True)
     if not find(path):
         return None
@@ -227,7 +227,7 @@ def resume(path: Path, learner: Learner, flags: TrainingFlags) -> dict[str, Any]
     remedy = "bring back its environment and model, or name another run with --xpid"
     load_model(path, contents, learner.model, flags.env, remedy)
     learner.load_state_dict(contents)
-    if "random_state" in contents:  # TorchBeast's have none
+    if "random_state" in contents:  # TorchBeast's checkpoints have none
         _set_random_state(contents["random_state"])
     return contents["flags"]
 
@@ -246,7 +246,7 @@ def _check_same_agent(path: Path, saved: dict[str, Any], flags: TrainingFlags) -
 
 @contextmanager
 def keep_random_state() -> Iterator[None]:
-    """What happens meanwhile leaves the random generators of this process as they were."""
+    """On exit, put the random generators of this process back to their state on entry."""
     before = _random_state()
     try:
         yield

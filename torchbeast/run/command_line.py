@@ -1,4 +1,4 @@
-"""From the arguments of a program to its flags, and to its exit code."""
+"""The command line of both beasts: parse the flags, run the program, return an exit code."""
 
 import signal
 import sys
@@ -20,10 +20,10 @@ def run_command_line(
 ) -> int:
     """Read the flags and call `main`; a user's mistake is one sentence and exit code 2."""
     args = sys.argv[1:] if args is None else args
-    secret.take()  # before environments are made, which have no use for it
+    secret.take()  # the token: environments must not inherit it
     before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)),  # as was asked for
-        # Also where a shell's background jobs ignore it.
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)),  # as requested
+        # Shells start background jobs with SIGINT ignored; here Ctrl-C always works.
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
     }
     try:
@@ -33,7 +33,7 @@ def run_command_line(
     except UsageError as error:
         print(f"{_error()}: {error}", file=sys.stderr)
         return 2
-    # Nothing can be learnt from these, or not by this learner alone.
+    # Training cannot go on: no environment works, no gradient is finite, or a learner is lost.
     except (NobodyLeft, Broken, NothingFinite, LostLearner) as error:
         text = describe_failure(error) if isinstance(error, Broken) else error
         print(f"{_error()}: {text}", file=sys.stderr)
@@ -52,13 +52,13 @@ def _error() -> str:
 
 
 def parse(flags_class: type[FlagsT], args: list[str]) -> FlagsT:
-    """What the command line says, else the saved run, else what is right for the environment."""
+    """The flags: from the command line, else the saved run, else the environment's recipe."""
     flags = with_values(flags_class(), "command line", given_flags(flags_class, args))
     return complete(flags, args)
 
 
 def complete(flags: FlagsT, args: list[str] | None) -> FlagsT:
-    """With what the saved run says, and the recipe; `args` is the command line, if there is one."""
+    """Add the values of the saved run and of the recipe; `args` is the command line, or None."""
     flags = with_saved_flags(flags, args)
     check_env(flags.env_options)
     return with_given_batch(with_recipe(flags)) if flags.mode == "train" else flags

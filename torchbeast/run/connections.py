@@ -1,4 +1,4 @@
-"""Who is connected to a run, and what is learnt from whom: <rundir>/connections.csv.
+"""<rundir>/connections.csv: a run's clients, and how many steps are learnt from each.
 
 `train` counts batches on their way to the learner; `python -m torchbeast.status` shows the file.
 """
@@ -31,15 +31,15 @@ OWN = "(the learner's own)"
 
 @dataclass
 class _Learnt:
-    """From one client."""
+    """What has been learnt from one client."""
 
     steps: int = 0
     recent_steps: int = 0  # since the file was written
-    recent_lag: int = 0  # summed over them
+    recent_lag: int = 0  # policy lag, summed over these steps
 
 
 class Connections:
-    """The learner's queue, with a count of what comes from whom; for any thread."""
+    """The learner's queue, which also counts the steps of each client. For any thread."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Connections:
         client_of: Callable[[int], str],
         clients: Callable[[], Sequence[ClientFigures]],
     ) -> None:
-        """`version` is the learner's; `client_of(source)` says whose rows these are."""
+        """`version()` is the learner's; `client_of(source)` an environment's client, '' for own."""
         self._queue = queue
         self._path = folder / FILE
         self._version = version
@@ -59,7 +59,7 @@ class Connections:
         self._learnt: dict[str, _Learnt] = defaultdict(_Learnt)
         self._write_at = 0.0
         self.had_clients = False
-        """Whether anything was ever learnt from others than the learner's own environments."""
+        """Whether anything has been learnt from a client's environments."""
 
     def __iter__(self) -> "Connections":
         return self
@@ -80,11 +80,11 @@ class Connections:
             return
         self._write_at = now + WRITE_S
         clients = self._clients()
-        if clients:  # environments of this run alone are not connected to it
+        if clients:  # without clients there is no file
             self._write(self._rows(clients))
 
     def _count(self, sources: Tensor, happened: Tensor, versions: Tensor) -> None:
-        """Shapes: [B], [T, B], [T, B]."""
+        """Count a batch by client: sources [B], whether steps happened and versions [T, B]."""
         steps = happened.sum(dim=0).tolist()
         lags = ((self._version() - versions) * happened).sum(dim=0).tolist()
         with self._lock:
@@ -113,12 +113,12 @@ class Connections:
                     row["since"] = since.isoformat(" ", "seconds")
                 rows.append(row)
                 learnt.recent_steps = learnt.recent_lag = 0
-                if key and not recent and figures is None:  # it has left, and is forgotten
+                if key and not recent and figures is None:  # the client has left
                     del self._learnt[key]
         return rows
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
-        """Whoever reads it sees a whole file. A full disk does not end a run."""
+        """Replace the file atomically. A full disk does not end a run."""
         beside = self._path.with_name(f".{FILE}")
         with contextlib.suppress(OSError):
             with beside.open("w", newline="") as file:

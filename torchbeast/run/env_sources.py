@@ -1,7 +1,7 @@
-"""Where environments come from: workers on this machine, connections to others, or both.
+"""Sources of PolyBeast's environments: workers on this machine, connections, or both.
 
-A source knows what its environments are like before they are there, adds their lanes to the actor
-pool, and looks after them.
+A source knows its environments' spec before they are there, adds their lanes to the actor pool, and
+supervises their processes.
 """
 
 import dataclasses
@@ -29,38 +29,38 @@ from torchbeast.run.signals import StopRequest
 
 logger = logging.getLogger("torchbeast")
 
-LOOK_S = 0.2  # between two looks for a signal
-SPEC = "spec"  # where learners read what the first environments of any of them are like
-STOP = "stop"  # where they read which signal has ended the wait for these
+LOOK_S = 0.2  # interval of checks for a signal
+SPEC = "spec"  # the key under which several learners share the spec of their first environments
+STOP = "stop"  # the key under which they share the signal that has ended the wait for these
 
 
 class Source(Protocol):
-    """Environments, wherever they are."""
+    """Environments for the actor pool, wherever they are."""
 
     spec: Spec
     num_envs: int
-    """As many as there will be; 0 if nobody knows."""
+    """The number of environments that are expected; 0 if it is not known."""
 
     def start(self, pool: ActorPool, seed: int) -> None:
-        """Add lanes to the pool, now or whenever environments turn up."""
+        """Add lanes to the pool, now or when environments connect."""
 
     def poll(self) -> None:
-        """Look after the environments. Called a few times a second; does not wait."""
+        """Supervise the environments. Called a few times a second; does not wait."""
 
     def late(self) -> list[str]:
-        """Who keeps the learner waiting, for people."""
+        """The workers or connections that are late, in words."""
 
     def clients(self) -> list[ClientFigures]:
-        """Who is connected, or was."""
+        """Figures of the clients that are connected, or were."""
 
     def finish(self) -> None:
-        """Training is finished: say so to whoever wants to know. `close` follows."""
+        """Notify clients that training is finished; `close` follows."""
 
     def close(self) -> None: ...
 
 
 class LocalEnvironments:
-    """Worker processes with shared memory."""
+    """Worker processes on this machine, connected by shared memory."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RemoteEnvironments:
         config: GatewaysConfig,
         check_model: Callable[[Spec], object] = lambda spec: None,
     ) -> None:
-        """`check_model` raises an exception if there is no model for environments elsewhere."""
+        """`check_model` raises an exception if there is no model for environments with a spec."""
         self._check_model = check_model
         spec = None if options.env == REMOTE else look_at(options)
         plain = EnvOptions(options.env)
@@ -135,9 +135,9 @@ class RemoteEnvironments:
             raise UsageError(str(error)) from error
 
     def open(self, stop: StopRequest, ranks: Ranks = ALONE) -> None:
-        """Start the gateways, and wait until it is known what environments are like.
+        """Start the gateways, and wait until the environments' spec is known.
 
-        The first ones of any learner decide for all.
+        The first environments of any learner decide for all learners.
         """
         try:
             self._gateways.open()
@@ -170,7 +170,7 @@ class RemoteEnvironments:
         self._gateways.close()
 
     def _wait_for_spec(self, stop: StopRequest, ranks: Ranks) -> Spec:
-        """The owner of this wait is who can press Ctrl-C: nobody knows when they will come."""
+        """Wait for the first environments, without a limit; SystemExit after a stop signal."""
         if self._gateways.spec is not None:
             return self._gateways.spec
         while (text := ranks.look_up(SPEC)) is None:
@@ -190,7 +190,7 @@ class RemoteEnvironments:
         return self._gateways.spec
 
     def _check_first(self, spec: Spec) -> None:
-        """Refuse environments that cannot be learnt from; the wait goes on."""
+        """Refuse environments that cannot be learnt from; the wait for others goes on."""
         if spec.action == INT64:
             raise Refused(
                 "FAILED_PRECONDITION",
@@ -205,7 +205,7 @@ class RemoteEnvironments:
 
 
 class BothEnvironments:
-    """Several sources as one; the first says what environments are like."""
+    """Several sources as one; the spec is that of the first."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
@@ -221,7 +221,7 @@ class BothEnvironments:
         for source in list(self._working):
             try:
                 source.poll()
-            except RuntimeError as error:  # given up; training goes on while others work
+            except RuntimeError as error:  # it gave up; training goes on while others work
                 if len(self._working) == 1:
                     raise
                 logger.error("%s", error)
@@ -238,6 +238,6 @@ class BothEnvironments:
             source.finish()
 
     def close(self) -> None:
-        with ExitStack() as stack:  # all of them, whatever one may raise
+        with ExitStack() as stack:  # closes all of them, even if one raises
             for source in self._sources:
                 stack.callback(source.close)

@@ -1,9 +1,10 @@
-"""Evaluation while training: now and then another process plays episodes with the newest weights.
+"""Evaluation while training: a second process plays episodes with the newest weights.
 
-    Evaluation   in the training process: a thread that hands weights over and takes results in
-    main         the other process: waits for weights, plays, writes down what came of it
+    Evaluation   in the training process: a thread that writes weights and reads results
+    main         the second process: waits for weights, plays, writes the returns
 
-They meet in two files of the run's folder. Training goes on, whatever happens to the process.
+They communicate through two files in the run's folder, so that training goes on whatever happens
+to the second process.
 """
 
 import dataclasses
@@ -37,9 +38,9 @@ logger = logging.getLogger("torchbeast")
 
 WEIGHTS = "eval-weights.tar"
 RESULT = "eval-result.json"
-SEEDS = 1_000_003  # the path of evaluation's seeds, which no worker has
+SEEDS = 1_000_003  # for `derive_seed`: a number that no worker has
 POLL_S = 0.25
-STEP_S = 120.0  # more than a step of an environment takes
+STEP_S = 120.0  # time limit of a heartbeat: more than an environment's step takes
 STOP_S = 5.0
 JOIN_S = 30.0  # more than it takes to end the process
 NICENESS = 10  # training comes first
@@ -63,7 +64,7 @@ class Evaluation:
         if self._flags.eval_every:
             self._code = user_code.pack()
             self._plan_next()
-            self._remove_files()  # of a run that was killed
+            self._remove_files()  # left by a run that was killed
             self._thread.start()
 
     def __exit__(self, *error: object) -> None:
@@ -75,7 +76,7 @@ class Evaluation:
             self._remove_files()
 
     def _run(self) -> None:
-        """The supervisor is this thread's alone: when it waits, training does not."""
+        """The thread's loop, with a supervisor of its own: when it waits, training does not."""
         output = OutputLog(self._flags.rundir / OUTPUT_NAME)
         child = Child("Evaluation", self._start, self._look_after_its_end)
         supervisor = Supervisor([child], STEP_S, keep_output=output.keep)
@@ -95,7 +96,7 @@ class Evaluation:
         return Helper("torchbeast.run.eval_process", config, catch_output=True, data=self._code)
 
     def _look_after_its_end(self) -> None:
-        """The next process plays what the last one did not, unless that has lost it."""
+        """After the process has ended: the next one plays its weights, if they are still there."""
         self._is_playing = self._weights.exists() or self._result.exists()
 
     @staticmethod
@@ -104,13 +105,13 @@ class Evaluation:
             child.process.terminate()
 
     def _hand_over(self) -> None:
-        """Give the newest weights to the process, if it is time and it has played the last."""
+        """Write the newest weights for the process, if one is due and it has played the last."""
         if self._is_playing or self._learner.stats.step < self._next_at:
             return
         packed = io.BytesIO()
         with between_updates(self._learner, POLL_S) as is_between:
             if not is_between:
-                return  # later
+                return  # an update is in progress: try again later
             step = self._learner.stats.step
             contents = {"step": step, "model_state_dict": self._learner.model.state_dict()}
             torch.save(contents, packed)
@@ -123,7 +124,7 @@ class Evaluation:
         self._next_at = (self._learner.stats.step // every + 1) * every
 
     def _take_in(self) -> None:
-        """Report what the process has found out, if it has."""
+        """Read and report the process's result, if there is one."""
         if not self._result.exists():
             return
         result = json.loads(self._result.read_text())
@@ -142,11 +143,11 @@ class Evaluation:
             path.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------- the other process
+# ------------------------------------------------------------------------------ the second process
 
 
 def play_as_asked(flags: TrainingFlags, line: SupervisorLine) -> None:
-    """Play whenever there are new weights, until the training process ends this one."""
+    """Play episodes whenever there are new weights, until the training process ends this one."""
     weights = flags.rundir / WEIGHTS
 
     def warn(text: str) -> None:
@@ -158,7 +159,7 @@ def play_as_asked(flags: TrainingFlags, line: SupervisorLine) -> None:
             time.sleep(POLL_S)
         contents = load(weights)
         returns = []
-        # The same episodes' starts each time, so that the weights alone make the difference.
+        # The same seeds each time, so that results differ by the weights alone.
         with Player(flags, flags.eval_episodes, derive_seed(flags.seed, SEEDS)) as player:
             player.model.load_state_dict(contents["model_state_dict"])
             returns += [episode.episode_return for episode in player.play(line.tick, warn)]
@@ -168,7 +169,7 @@ def play_as_asked(flags: TrainingFlags, line: SupervisorLine) -> None:
 
 
 def as_flags(values: dict[str, Any]) -> TrainingFlags:
-    """From what `as_plain_dict` gave, of these or of more flags."""
+    """TrainingFlags from the result of `as_plain_dict`, without other flags that are in it."""
     known = {field.name for field in dataclasses.fields(TrainingFlags)}
     values = {name: value for name, value in values.items() if name in known}
     return TrainingFlags(**{**values, "savedir": Path(values["savedir"])})
@@ -185,7 +186,7 @@ def main(text: str) -> None:
     except Exception as error:
         line.send(logging.WARNING, describe_failure(error))
         sys.stderr.flush()
-        os._exit(1)  # without waiting for what environments have left in other threads
+        os._exit(1)  # without waiting for threads that environments have left
 
 
 if __name__ == "__main__":

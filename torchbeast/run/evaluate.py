@@ -28,7 +28,7 @@ from torchbeast.runtime.threads import cpu_threads
 
 logger = logging.getLogger("torchbeast")
 
-MAX_ENVS = 16  # that play at once
+MAX_ENVS = 16  # environments that play at once
 
 
 def evaluate(flags: TrainingFlags) -> list[float]:
@@ -68,25 +68,25 @@ class Episode(NamedTuple):
     episode_return: float
     length: int
     agent: str
-    """Whose it is, in a game of several agents."""
+    """The agent's name in a game of several agents, else empty."""
 
 
 class Player:
-    """An agent and environments that play a number of episodes, many at once. Use it with `with`.
+    """An agent that plays a number of episodes in many environments at once. A context manager.
 
-    Each environment plays its share of them: if all counted until there are enough, short episodes
+    Each environment plays a fixed share of the episodes: if the first to end counted, short ones
     would count more often than long ones.
     """
 
     def __init__(
         self, flags: TrainingFlags, num_episodes: int, seed: int, render: bool = False
     ) -> None:
-        """`model` has random weights until somebody loads others."""
+        """`model` has random weights until the caller loads trained ones."""
         num_envs = 1 if render else min(num_episodes, MAX_ENVS)
         options = dataclasses.replace(flags.env_options, episodic_life=False)  # whole games
-        torch.manual_seed(seed)  # of the actions, if they are drawn
+        torch.manual_seed(seed)  # for sampled actions
         self._envs = make_envs(options, num_envs, seed=seed, render=render, whole_games=True)
-        # Of games of several agents, each plays its share, with one episode for each agent.
+        # With several agents, each game plays its share: one episode for each of its agents.
         num_agents = getattr(self._envs, "num_agents", 1)
         num_games = self._envs.num_envs // num_agents
         self._agents = getattr(self._envs, "agents", [""])
@@ -110,7 +110,7 @@ class Player:
         on_step: Callable[[], object] = lambda: None,
         warn: Callable[[str], object] = logger.warning,
     ) -> Iterator[Episode]:
-        """Each episode, when it ends; `warn` that none does."""
+        """Yield each episode when it ends; call `warn` if none has ended for a while."""
         left = list(self._shares)
         ended_at, warn_at, num_steps = time.monotonic(), SAY_S, 0
         row, state = self._row, self.model.initial_state(batch_size=len(left))  # type: ignore
@@ -161,7 +161,7 @@ class Player:
 
 
 def prepare_to_play(model: nn.Module, sample_actions: bool) -> None:
-    """Let a model draw its actions, or take the most likely ones."""
+    """Let a model sample its actions, or take the most likely ones."""
     if sample_actions:
         prepare_to_act(model)
     else:
@@ -169,9 +169,9 @@ def prepare_to_play(model: nn.Module, sample_actions: bool) -> None:
 
 
 class Video:
-    """What the first of `envs` renders, as an MP4 file at the environment's own speed."""
+    """Writes what the first of `envs` renders to an MP4 file, at the environment's own speed."""
 
-    FRAMES_PER_S = 15.0  # of those that do not say
+    FRAMES_PER_S = 15.0  # for environments that do not say
 
     def __init__(self, path: Path, envs: Any) -> None:
         if not hasattr(envs, "envs"):
@@ -182,7 +182,7 @@ class Video:
         given = metadata.get("render_fps") or metadata.get("video.frames_per_second")
         self._frames_per_s = float(given or self.FRAMES_PER_S)
         self._writer: Any = None
-        self._render: Callable[[], Any] = lambda: None  # of environments that make no pictures
+        self._render: Callable[[], Any] = lambda: None  # for environments that cannot render
         render: Any = getattr(self._env, "render", None)
         if getattr(self._env, "render_mode", None) is not None:
             self._render = render

@@ -20,11 +20,11 @@ from torchbeast.models import check_model
 from torchbeast.run import recipes
 
 Origin = Literal["recipe", "agents of a game", "saved run", "command line"]
-STRENGTH: tuple[Origin, ...] = get_args(Origin)  # the last one wins
+STRENGTH: tuple[Origin, ...] = get_args(Origin)  # weakest first
 
 
 def num_cores() -> int:
-    """The cores this process may use: its share, if torchrun has started several learners here."""
+    """CPU cores that this process may use: its share, if there are several learners here."""
     has_affinity = hasattr(os, "sched_getaffinity")
     number = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, number // Place.find().local_size)
@@ -32,99 +32,108 @@ def num_cores() -> int:
 
 @dataclass(frozen=True)
 class TrainingFlags(Settings, EnvOptions):
-    """What to train, for how long, and how."""
+    """The flags of a training run that both beasts share."""
 
     mode: Literal["train", "test", "test_render"] = "train"
-    """Train; play the newest checkpoint; or play it and write a video."""
+    """train; test: play episodes with a checkpoint; test_render: also write a video of them."""
     xpid: str | None = None
-    """Name of the run; give an earlier one to resume or test it (test without it: the latest)."""
+    """Name of the run. The name of an earlier run resumes or tests it; without a name, the test
+    modes play the latest run."""
     recipe: Literal["default", "paper"] = "default"
-    """Defaults of the other flags: for a small machine, or the IMPALA paper's for Atari."""
+    """Where other flags get their defaults: default chooses by the environment, for a small
+    machine; paper takes the IMPALA paper's settings for Atari."""
 
-    # Where and how often things are kept.
+    # Logs, checkpoints, evaluation.
     savedir: Path = Path("~/logs/torchbeast")
-    """Runs are kept in <savedir>/<xpid>."""
+    """Folder of all runs; this run's files are in <savedir>/<xpid>."""
     disable_checkpoint: bool = False
     """Write no checkpoint and read none."""
     checkpoint_interval_s: float = 300.0
-    """Seconds between checkpoints; there is always one at the end."""
+    """Seconds between checkpoints; one is always written at the end."""
     keep_checkpoints: int = 3
-    """The last ones that are kept, as model-step-<N>.tar; 1: model.tar and model-best.tar alone."""
+    """Number of recent checkpoints to keep, as model-step-<N>.tar; 1: only model.tar and
+    model-best.tar."""
     checkpoint: str = "model.tar"
-    """In the modes test and test_render: the file to play, e.g. model-best.tar."""
+    """In the modes test and test_render: the run's checkpoint to play, e.g. model-best.tar."""
     init_from: str | None = None
-    """Start a new run from the weights of another: its name, its folder, or a checkpoint."""
+    """Start a new run with the weights of another run: its name, its folder, or a checkpoint."""
     log_interval_s: float = 5.0
-    """Seconds between rows in the logs; at the start there are more."""
+    """Seconds between rows in the logs; rows are more frequent at the start."""
     log_info: str = "all"
-    """Numbers in `info` at the end of an episode to log: names with commas, all, or none."""
+    """Which numbers in the last `info` of an episode to log: all, none, or names separated by
+    commas."""
     eval_every: int = 0
-    """Evaluate the agent after so many steps each time, in a process of its own; 0: never."""
+    """Environment steps between evaluations, which run in a separate process; 0: none."""
     eval_episodes: int = 10
-    """Episodes to play in an evaluation."""
+    """Episodes to play in each evaluation."""
     num_episodes: int = 10
     """Episodes to play in the modes test and test_render."""
     sample_actions: bool = False
-    """In tests and evaluations, draw actions from the policy; else the most likely are taken."""
+    """In tests and evaluations, sample actions from the policy instead of taking the most likely
+    ones."""
     seed: int = 1
-    """Of the weights, the environments and the actions."""
+    """Random seed of the initial weights, the environments and the sampled actions."""
 
     # The model.
     model: str = "auto"
-    """auto, shallow, deep, mlp, or package.module:Class."""
+    """auto (chosen by the observations), shallow, deep, mlp, or package.module:Class of a model of
+    your own."""
     use_lstm: bool = False
-    """Give the agent a memory."""
+    """Give the agent a memory: an LSTM."""
     separate_nets: bool = False
-    """Give the baseline of an MLP a net of its own, and float actions the same deviations in every
-    state."""
+    """Give the baseline of an MLP an encoder of its own, and float actions standard deviations that
+    do not depend on the state."""
     normalize_images: bool = False
-    """Show the built-in nets each pixel at a running mean of 0 and deviation of 1."""
+    """Built-in image nets: normalise each pixel by its running mean and standard deviation."""
     squash_actions: bool = False
-    """Draw actions of a bounded Box through tanh, instead of clipping what lies outside."""
+    """Squash sampled actions of a bounded Box with tanh, instead of clipping them to the bounds."""
 
     # The machine.
     target_policy_lag: int | None = 16
     """Let batches grow with the number of environments, from batch_size on, so that rollouts are at
-    most so many updates old, or not at all with --hold_actors. None: batches are of batch_size; so
-    they are if --batch_size is given and this is not."""
+    most this many updates old when they are learnt from (0 with --hold_actors). None: batches have
+    batch_size rollouts; so they have if --batch_size is given and this flag is not."""
     hold_actors: bool = False
-    """Let actors wait until the learner has learnt from their rollouts: with no more environments
-    than places in a batch, the policy that learns is the one that acted, without any lag."""
+    """Let actors wait until the learner has learnt from their rollouts. If a batch has room for a
+    rollout of each environment, policy lag is then 0: the policy that learns is the one that
+    acted."""
     disable_cuda: bool = False
     """Learn on the CPU even if there is a GPU."""
     learner_cpu_threads: int = min(8, max(1, num_cores() // 2))
-    """Cores that one update may use (PyTorch's intra-op threads)."""
+    """CPU cores that one update may use (PyTorch's intra-op threads)."""
 
     sources: Annotated[dict[str, Origin], tyro.conf.Fixed, tyro.conf.Suppress] = field(
         default_factory=dict, compare=False
     )
-    """Where the values come from; those that are not named here have their defaults."""
+    """By flag, where its value comes from; flags that are missing here have their defaults."""
 
     @property
     def rundir(self) -> Path:
-        """Where this run keeps its files."""
+        """The folder of this run's files."""
         return self.savedir.expanduser() / (self.xpid or "latest")
 
     @property
     def info_names(self) -> list[str]:
-        """Those that --log_info names, if it names any."""
+        """The names listed in --log_info; empty if it is `all` or `none`."""
         if self.log_info in ("all", "none"):
             return []
         return [name.strip() for name in self.log_info.split(",")]
 
     def choose_info(self, info: InfoSums) -> InfoSums:
-        """Those that are to be logged."""
+        """The numbers in `info` that --log_info selects."""
         if self.log_info == "all" or not info:
             return info
         return {name: sums for name, sums in info.items() if name in self.info_names}
 
     def place_environments(self) -> dict[str, Any]:
-        """How many there are and where, by what was given and by the recipe, if this program makes
-        any."""
+        """Values of flags for the number of environments and processes, by the other flags.
+
+        Programs that make environments override it; called by `with_recipe`.
+        """
         return {}
 
     def is_given(self, name: str) -> bool:
-        """Whether the command line says it."""
+        """Whether the command line sets this flag."""
         return self.sources.get(name) == "command line"
 
     def as_plain_dict(self) -> dict[str, Any]:
@@ -209,9 +218,10 @@ FlagsT = TypeVar("FlagsT", bound=TrainingFlags)
 
 
 def with_values(flags: FlagsT, source: Origin, values: Mapping[str, Any]) -> FlagsT:
-    """The flags with these values, unless a stronger source has set them; in any order, any time.
+    """The flags with these values, except where a stronger source has set a flag already.
 
-    Names that are no flags are left out: recipes and saved runs serve several programs.
+    So sources may be applied in any order, also repeatedly. Names that are no flags of this program
+    are ignored: recipes and saved runs serve several programs.
     """
     weaker = STRENGTH[: STRENGTH.index(source) + 1]
     known = {field.name for field in dataclasses.fields(flags)} - {"sources"}
@@ -225,8 +235,8 @@ def with_values(flags: FlagsT, source: Origin, values: Mapping[str, Any]) -> Fla
 
 
 def given_flags(flags_class: type[TrainingFlags], args: list[str]) -> dict[str, Any]:
-    """What the command line says, whether or not it equals the default."""
-    tyro.cli(flags_class, args=args, use_underscores=True)  # answers --help, and mistakes
+    """The values that the command line sets, whether or not they equal the defaults."""
+    tyro.cli(flags_class, args=args, use_underscores=True)  # handles --help and errors
     hints = get_type_hints(flags_class, include_extras=True)
     names = [field.name for field in dataclasses.fields(flags_class) if field.name != "sources"]
     given = TypedDict("given", {name: hints[name] for name in names}, total=False)  # type: ignore
@@ -234,9 +244,10 @@ def given_flags(flags_class: type[TrainingFlags], args: list[str]) -> dict[str, 
 
 
 def with_recipe(flags: FlagsT, spec: Spec | None = None) -> FlagsT:
-    """With the defaults that are right for the environment; `spec` says what it is like.
+    """The flags with the recipe's defaults for environments with this `spec`.
 
-    Without one it is looked at. Environments that dial in are not there yet: call it again then.
+    Without a spec, an environment is made to find it. With --env remote there is none yet: call
+    this again once the first environments have dialled in.
     """
     num_agents = 1
     if spec is None and flags.env != REMOTE:
@@ -248,14 +259,14 @@ def with_recipe(flags: FlagsT, spec: Spec | None = None) -> FlagsT:
 
 
 def _with_places(flags: FlagsT, num_agents: int) -> FlagsT:
-    """With places for all agents of a game in each group, if environments are stepped here."""
+    """The flags with places for all agents of a game in each group that this program makes."""
     if getattr(flags, "envs_per_actor", num_agents) >= num_agents:
         return flags
     return with_values(flags, "agents of a game", {"envs_per_actor": num_agents})
 
 
 def with_given_batch(flags: FlagsT) -> FlagsT:
-    """A --batch_size that is given stays as it is, unless --target_policy_lag is given with it."""
+    """Keep a given --batch_size fixed, unless --target_policy_lag is given as well."""
     if not flags.is_given("batch_size") or flags.is_given("target_policy_lag"):
         return flags
     return with_values(flags, "command line", {"target_policy_lag": None})

@@ -1,4 +1,4 @@
-"""A new run from the weights of another, of this project or of TorchBeast."""
+"""--init_from: a new run with the weights of another run, of this project or of TorchBeast."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from torchbeast.core.running_moments import RunningMoments
 from torchbeast.errors import UsageError
 from torchbeast.run import checkpoint
 
-# The names of PolyBeast's net in TorchBeast; stage i of the deep net is `convs` 4 i to 4 i + 3.
+# TorchBeast's names in PolyBeast's net, and ours; section i of that net is `convs` 4 i to 4 i + 3.
 TORCHBEASTS = (
     (r"feat_convs\.(\d+)\.0", lambda m: f"encoder.convs.{4 * int(m[1])}"),
     (
@@ -23,7 +23,7 @@ TORCHBEASTS = (
 
 
 def init_from(source: str, savedir: Path, model: nn.Module) -> str:
-    """Give `model` the weights that fit it; returns a sentence that says which."""
+    """Copy the weights that fit to `model`; returns text that says which do and which do not."""
     path = checkpoint.find_in(source, savedir)
     if path is None:
         raise UsageError(
@@ -38,7 +38,7 @@ def init_from(source: str, savedir: Path, model: nn.Module) -> str:
         n: theirs[names[n]] for n, t in ours.items() if _shape(theirs.get(names[n])) == t.shape
     }
     for statistics in _names_of_statistics(model):
-        if not fitting.keys() >= statistics:  # a count of samples without their mean is wrong
+        if not fitting.keys() >= statistics:  # statistics are of use only as a whole
             fitting = {n: t for n, t in fitting.items() if n not in statistics}
     others = [_difference(n, ours[n], theirs.get(names[n])) for n in ours if n not in fitting]
     unused = [name for name in theirs if name not in {names[n] for n in fitting}]
@@ -65,7 +65,7 @@ def _our_name(name: str) -> str:
 
 
 def _their_name(name: str, theirs: dict[str, Tensor]) -> str:
-    """Of ours; the agent in a run with --normalize_observations has a prefix that others lack."""
+    """The saved name of our tensor `name`; --normalize_observations adds the prefix `agent.`."""
     candidates = (name, f"agent.{name}", name.removeprefix("agent."))
     return next((candidate for candidate in candidates if candidate in theirs), name)
 

@@ -20,14 +20,14 @@ from torchbeast.user_code import say_where
 
 logger = logging.getLogger("torchbeast")
 
-B = 3  # a batch size that is no other dimension by chance
+B = 3  # a batch size that is hardly another dimension by chance
 TOLERANCE = 1e-3
 
 
 def try_model(model: nn.Module, spec: Spec, num_params: int) -> None:
     """UsageError if the model cannot be trained with such environments.
 
-    `num_params` is the number of `policy_logits`. What may be meant, but seldom is, is logged.
+    `num_params` is the number of `policy_logits`. What may be intended, but rarely is, is logged.
     """
     modes = {module: module.training for module in model.modules()}
     random_state = torch.get_rng_state()
@@ -35,7 +35,7 @@ def try_model(model: nn.Module, spec: Spec, num_params: int) -> None:
         with torch.no_grad():
             _try(prepare_to_act(model), spec, num_params)
     finally:
-        torch.set_rng_state(random_state)  # the seed's run is the same as without this trial
+        torch.set_rng_state(random_state)  # the trial must not change the run's random numbers
         for module, training in modes.items():
             module.training = training
 
@@ -51,7 +51,7 @@ def _try(model: nn.Module, spec: Spec, num_params: int) -> None:
     _check_state(state)
     state = tuple(part.to(device) for part in state)
     rows = map_tree(lambda x: torch.from_numpy(x).to(device), random_rows(spec, 2, B))
-    rows["done"] = torch.tensor([[False] * B, [True] * B], device=device)  # an end in the middle
+    rows["done"] = torch.tensor([[False] * B, [True] * B], device=device)  # one ends in the middle
 
     both, _ = _forward(model, rows, state, spec, num_params)
     with torch.enable_grad():  # as the learner does: some models have `losses` only there
@@ -128,7 +128,7 @@ def _check_action(action: Any, T: int, spec: Spec) -> None:
 
 
 def _check_losses(losses: Any, num_rows: int) -> None:
-    """A number each, or one for each row; that of the last row may be left out."""
+    """UsageError unless each loss is one number, or one for each row, with or without the last."""
     if not isinstance(losses, dict) or not all(isinstance(name, str) for name in losses):
         raise UsageError(f"The model's `losses` must be a dict by name, got {_kind(losses)}.")
     if taken := sorted(FIGURES.keys() & losses.keys()):
@@ -185,7 +185,7 @@ def random_rows(spec: Spec, T: int, B: int) -> dict[str, Any]:
 
 
 def draw(leaf: ArraySpec, size: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-    """Numbers [*size, ...] between the bounds; where there are none, near the other one or 0."""
+    """Random numbers [*size, ...] between the bounds; near 0 or the other bound without one."""
     if leaf.dtype == "bool":
         return np.ones((*size, *leaf.shape), np.bool_)
     is_integer = np.issubdtype(leaf.dtype, np.integer)
@@ -195,7 +195,7 @@ def draw(leaf: ArraySpec, size: tuple[int, ...], generator: np.random.Generator)
     if not leaf.categories:
         low = np.where(low < -MAX_BOUND, -np.inf, low)
         high = np.where(high > MAX_BOUND, np.inf, high)
-    # An integer of unknown range may be an index: 0 is the one that is likely to be there.
+    # An integer of unknown range may be an index: 0 is the one most likely to be valid.
     first = np.where(np.isfinite(low), low, np.minimum(0.0, high))
     last = np.where(np.isfinite(high), high, np.maximum(0.0 if is_integer else 1.0, first))
     unit = generator.uniform(0.0, 1.0, (*size, *leaf.shape))
@@ -205,7 +205,7 @@ def draw(leaf: ArraySpec, size: tuple[int, ...], generator: np.random.Generator)
 
 
 def _call(name: str, function: Any, *args: Any, **options: Any) -> Any:
-    """Whatever a user's model raises, as one sentence with the place."""
+    """Call a user's function; what it raises becomes a UsageError that names the place."""
     try:
         return function(*args, **options)
     except UsageError:
@@ -230,7 +230,7 @@ def _tensor_kind(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, for people."""
+    """What kind of value it is, in words."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, (tuple, list)):

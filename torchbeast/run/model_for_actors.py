@@ -1,6 +1,6 @@
-"""What a learner offers to actors that carry the model, and the weights that it publishes to them.
+"""What a learner offers to actors that carry the model: its description, and new weights.
 
-Made when the first of them comes: a run without any does not notice.
+Created when the first such actor connects, so that other runs pay nothing for it.
 """
 
 import copy
@@ -19,29 +19,30 @@ from torchbeast.run.flags import TrainingFlags
 from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.shared_weights import SharedWeights
 
-# With one the link is idle for a round trip after each, and TCP begins slowly again: a third of the
-# speed at 100 ms and 100 Mbit/s (benchmarks/links.py).
+# Rollouts that an actor may have sent before the learner takes them. With one, the link is idle for
+# a round trip after each, and TCP begins slowly again: a third of the speed at 100 ms and
+# 100 Mbit/s (benchmarks/links.py).
 ROLLOUTS_AHEAD = 2
-LOCK_S = 60.0  # an update takes less; else the actor asks again
+LOCK_S = 60.0  # to wait for the lock: more than an update takes
 
 
 class ModelOffers:
-    """A learner's offer, and its weights in shared memory."""
+    """Makes offers for actors, and publishes the weights in shared memory."""
 
     def __init__(self, flags: TrainingFlags, learner: Learner, spec: Spec, queue_size: int) -> None:
-        """`queue_size` is that of the learner's queue: with 0, actors wait for the learner."""
+        """`queue_size` is the learner's queue's: with 0, actors wait for the learner."""
         self._flags = flags
         self._learner = learner
         self._spec = spec
         self._rollouts_ahead = ROLLOUTS_AHEAD if queue_size > 0 else 0
         self.in_flight = self._rollouts_ahead + 2 if queue_size > 0 else 1
-        """Rollouts of an actor that live at once: those that were sent and not taken, the one that
-        is played, and one more as its weights were asked for when the one before was begun. Who
-        waits for the learner has one, and the newest weights for it."""
+        """Rollouts of one environment that exist at once: those sent and not yet taken, the one
+        that is played, and one more, since its weights were requested when the rollout before was
+        begun. An actor that waits for the learner has one, played with the newest weights."""
         self._weights: SharedWeights | None = None
 
     def make(self) -> ModelOffer:
-        """For the main thread. `Refused` if no actor elsewhere can have this model."""
+        """The offer for an actor; `Refused` if none can be made. For the main thread."""
         learner, flags = self._learner, self._flags
         if not learner.lock.acquire(timeout=LOCK_S):
             raise Refused("UNAVAILABLE", "The learner is busy with an update; try again.")
@@ -65,13 +66,13 @@ class ModelOffers:
         )
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Under the learner's lock, after each update."""
+        """Publish a version of the weights; called after each update, under the learner's lock."""
         if self._weights is not None:
             self._weights.publish(model, version)
 
     @torch.no_grad()
     def _rollout_spec(self, model: nn.Module) -> RolloutSpec:
-        """By what the model answers to a row: that is what the learner's queue holds."""
+        """The spec of a rollout, found by running the model on one row of zeros."""
         acting = prepare_to_act(copy.deepcopy(model)).cpu()
         state = acting.initial_state(batch_size=1)  # type: ignore[operator]
         row = map_tree(
@@ -92,7 +93,7 @@ class ModelOffers:
 
 
 def tensors_in(model: nn.Module, offsets: list[int]) -> tuple[TensorSpec, ...]:
-    """In the order of `tensors_of(model)`."""
+    """The model's tensors with their places in memory, in the order of `tensors_of(model)`."""
     parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
     places = zip([*parameters, *buffers], offsets, strict=True)
     return tuple(

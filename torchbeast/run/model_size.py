@@ -1,7 +1,7 @@
-"""How much memory a model would take, found out before it takes any.
+"""How much memory learning with a model would take, found without allocating it.
 
-With `--env remote` the first environments that dial in decide how large the model is. It is built
-on PyTorch's meta device, where tensors have shapes and no memory.
+With `--env remote` the first environments that dial in determine how large the model is. To measure
+it, it is built on PyTorch's meta device, where tensors have shapes and no memory.
 """
 
 import logging
@@ -19,30 +19,30 @@ from torchbeast.errors import UsageError
 
 logger = logging.getLogger("torchbeast")
 
-MEMORY_SHARE = 0.5  # of this machine's; activations and all else have the rest
-ACTIVATIONS = 100  # bytes that an update takes for each byte of a row; the deep net: 84 with frames
+MEMORY_SHARE = 0.5  # of this machine's memory; the rest is for activations and all else
+ACTIVATIONS = 100  # bytes that an update takes for each byte of its rows; the deep net takes 84
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Bytes that learning with a model takes, but for what passes through it."""
+    """Bytes that learning with a model takes, without activations and rollouts."""
 
     weights: int
     gradients: int
     optimizer: int
 
     def total(self, num_copies: int) -> int:
-        """With copies of the weights for those who act."""
+        """All of them, with `num_copies` more copies of the weights, for acting."""
         return (1 + num_copies) * self.weights + self.gradients + self.optimizer
 
 
 def measure(model: nn.Module, settings: Settings) -> ModelSize:
-    """Of a model on the meta device; it is of no use afterwards."""
+    """The size of a model on the meta device, which cannot be used afterwards."""
     parameters = list(model.parameters())
     optimizer = make_optimizer(model, settings)
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter)
-    optimizer.step()  # which makes whatever state this optimizer has
+    optimizer.step()  # creates the optimizer's state
     states = [value for state in optimizer.state.values() for value in state.values()]
     return ModelSize(
         weights=_num_bytes([*parameters, *model.buffers()]),
@@ -56,11 +56,11 @@ def check_fits(
 ) -> None:
     """UsageError if learning with `build()` would take too much of this machine's memory.
 
-    A model of the user's own may not know the meta device; then it is built, as large as it is.
+    A model of the user's own may not work on the meta device; then it is built in memory.
     """
     budget = int(MEMORY_SHARE * _smallest_memory())
     _check(rollout_bytes, budget, "their rollouts")
-    with torch.random.fork_rng():  # whoever comes first, the seed's weights are the same
+    with torch.random.fork_rng():  # the run's initial weights stay the same
         try:
             with torch.device("meta"):
                 model = build()
@@ -81,7 +81,7 @@ def check_fits(
 
 
 def most_rollouts(rollout_bytes: int) -> int:
-    """That an update has memory for, whatever model it is."""
+    """Rollouts that an update has memory for, with any of the models."""
     budget = (1 - MEMORY_SHARE) * _smallest_memory()
     return max(1, int(budget / (ACTIVATIONS * rollout_bytes)))
 

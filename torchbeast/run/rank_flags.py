@@ -1,4 +1,4 @@
-"""The flags of one of several learners: those of the run are rank 0's, the rest is its own."""
+"""The flags of several learners: flags of the run come from rank 0, the others from each rank."""
 
 import dataclasses
 import logging
@@ -14,20 +14,20 @@ from torchbeast.run.saved_run import OF_THE_RUN
 
 logger = logging.getLogger("torchbeast")
 
-SEEDS = 1_000_033  # the path of other ranks' seeds, which no worker has
+SEEDS = 1_000_033  # for `derive_seed`: a number that no worker has
 
 
 def for_rank(flags: FlagsT, ranks: Ranks) -> FlagsT:
-    """With a name for the run if it has none.
+    """This rank's flags, with a name for the run if it has none.
 
-    Other ranks than 0 write no checkpoint, and keep their files, such as what environments print,
-    in a folder of their own inside the run's. Their environments and actions have other seeds.
+    Ranks other than 0 write no checkpoint, and keep their files, such as what environments print,
+    in a folder inside the run's. Their environments and actions have other seeds.
     """
     flags = dataclasses.replace(flags, xpid=flags.xpid or new_xpid())
     own = flags.as_plain_dict()
     of_the_run = {name: own[name] for name in (*sorted(OF_THE_RUN), "xpid")}
     shared = ranks.share({**of_the_run, "sources": dict(flags.sources)})
-    sources = shared.pop("sources")  # a recipe that is chosen later changes the same on all ranks
+    sources = shared.pop("sources")  # a recipe that is applied later must act alike on all ranks
     check_place_of_checkpoint(dataclasses.replace(flags, xpid=shared["xpid"]), ranks)
     if ranks.rank == 0:
         return flags
@@ -49,9 +49,9 @@ def for_rank(flags: FlagsT, ranks: Ranks) -> FlagsT:
 
 
 def check_place_of_checkpoint(flags: TrainingFlags, ranks: Ranks) -> None:
-    """UsageError if rank 0, which resumes, lacks the run's checkpoint and another machine has it.
+    """UsageError if rank 0, which resumes, lacks the run's checkpoint and another rank has it.
 
-    Without a shared folder a run would begin anew if its machines change places.
+    Without a shared folder, a run would otherwise start from scratch if machines swap ranks.
     """
     has_one = bool(checkpoint.find(flags.rundir / flags.checkpoint))
     here = {"has_one": has_one, "host": socket.gethostname(), "folder": str(flags.savedir)}

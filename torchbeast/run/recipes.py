@@ -1,7 +1,7 @@
-"""Which settings learn where. The flags' own defaults are IMPALA's, for a small machine; here is
-what differs from them for each kind of environment, and the paper's settings.
+"""Recipes: default settings for each kind of environment, and the IMPALA paper's settings.
 
-Each value was found by running it (docs/results.md).
+The flags' own defaults are IMPALA's, for a small machine; a recipe has what differs from them. Each
+value was found by experiment (docs/results.md).
 """
 
 from typing import Any
@@ -13,11 +13,10 @@ from torchbeast.envs import REMOTE, EnvOptions, is_atari
 from torchbeast.models.factory import choose_encoder
 from torchbeast.models.frames import find_layout
 
-# Small observations, PPO's way: steps are cheap, and so are updates, so each batch is learnt from
-# several times, within a clip. Environments wait for the learner, and there is one for each place
-# in a batch, so that the policy that learns is the one that acted. Rewards are of any size, from 1
-# a step to 100 at the end, hence scaled. Why importance weights are hardly clipped is in
-# docs/architecture.md.
+# Small observations, with PPO's settings: steps and updates are cheap, so each batch is learnt from
+# several times, within a clip. Environments wait for the learner, and there is one for each rollout
+# of a batch, so that policy lag is 0. Rewards vary, from 1 a step to 100 at the end, so they are
+# scaled. docs/architecture.md says why importance weights are hardly clipped.
 VECTOR = {
     "total_steps": 1_000_000,
     "unroll_length": 64,
@@ -39,7 +38,7 @@ VECTOR = {
     "entropy_cost": 0.01,
 }
 
-# Actions that are floats: the deviation of the draws is exploration enough.
+# Float actions: their standard deviation is exploration enough, without an entropy bonus.
 FLOAT_ACTIONS = {
     **VECTOR,
     "num_passes": 10,
@@ -49,11 +48,11 @@ FLOAT_ACTIONS = {
     "normalize_observations": True,
 }
 
-# Pictures, PPO's way, too. Here steps and updates are dear alike, so nobody waits for anybody: one
+# Images, with PPO's settings, too. Steps and updates are both expensive, so actors do not wait: one
 # batch is played while another is learnt from (on two cores there are as many environments as
-# places in a batch). Many small parts cost no more than a few large ones. Pixels are normalised, so
-# that a net sees what moves from the first update on; its baseline is soon good enough for a small
-# lambda, with which advantages have less noise. Rewards are scaled, as those of vectors are.
+# rollouts in a batch). Many small minibatches cost no more than a few large ones. Pixels are
+# normalised, so that a net sees what moves from the first update on; its baseline is soon good
+# enough for a small lambda, with which advantages have less noise. Rewards are scaled as above.
 IMAGE = {
     "unroll_length": 64,
     "batch_size": 32,
@@ -72,16 +71,16 @@ IMAGE = {
     "normalize_rewards": True,
 }
 
-# Pictures with float actions: IMPALA's way, as the flags' own defaults.
+# Images with float actions: IMPALA's settings, as the flags' own defaults.
 IMAGE_FLOAT_ACTIONS = {"entropy_cost": 0.001, "normalize_rewards": True}
 
-# Our own image nets have their memory and heads in float32 all the same. Nobody knows of others',
-# which are shown frames as they are.
+# Built-in image nets may run in bfloat16: their memory and heads stay in float32 anyway. Models of
+# the user's own run in float32, and get frames that are not normalised.
 FAST_CONVOLUTIONS = {"autocast": "auto"}
 OTHERS_NETS = {"normalize_images": False}
 
-# Scores of games differ by orders of magnitude, also within a game. Once clipped, rewards need no
-# other scale.
+# Scores differ by orders of magnitude, between games and within one, so rewards are clipped. Then
+# they need no other scale.
 ATARI = {"reward_clipping": "abs_one", "normalize_rewards": False}
 
 # IMPALA's settings for Atari: Espeholt et al. 2018, appendix D.
@@ -91,7 +90,7 @@ PAPER = {
     "unroll_length": 20,
     "learning_rate": 0.0006,
     "entropy_cost": 0.01,
-    "epsilon": 0.1,  # the paper's 0.01 stands under the root with the mean of squares
+    "epsilon": 0.1,  # the paper adds 0.01 under the root, PyTorch adds epsilon to the root
     "vtrace_lambda": 1.0,
     "reward_clipping": "abs_one",
     "model": "deep",
@@ -102,8 +101,10 @@ PAPER = {
 def find(
     options: EnvOptions, recipe: str, model: str = "auto", spec: Spec | None = None
 ) -> dict[str, Any]:
-    """What differs from the flags' own defaults for such environments and this model; without a
-    `spec` nobody knows yet."""
+    """The values that differ from the flags' own defaults, for such environments and this model.
+
+    With the default recipe there are none until the environments' `spec` is known.
+    """
     if recipe == "paper":
         return PAPER
     if spec is None:
@@ -115,7 +116,7 @@ def find(
 
 
 def _for_frames(spec: Spec, model: str) -> dict[str, Any]:
-    """By the encoder that these frames get; one's own model has what `auto` would have."""
+    """The values for the encoder that these frames get; the user's own models count as `auto`."""
     is_own = ":" in model
     if is_own:
         frame, _ = split_mask(spec.observation)

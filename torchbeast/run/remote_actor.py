@@ -1,11 +1,11 @@
 """An actor that carries the model: steps environments with the learner's weights, sends rollouts.
 
     play        the loop: newest weights, T steps, one rollout
-    build_copy  the learner's model, made from plain data
+    build_copy  makes the learner's model from its description
     main        the process, `python -m torchbeast.run.remote_actor CONFIG`
 
-Started and supervised by `torchbeast.polybeast_actor`. Environments are those of any other host:
-the same group, with the same policy for what raises, hangs or sends numbers that are not finite.
+Started and supervised by `torchbeast.polybeast_actor`. Environments run in a `Group`, as in any
+other host, which handles those that raise, hang or send numbers that are not finite.
 """
 
 import contextlib
@@ -48,10 +48,10 @@ logger = logging.getLogger("torchbeast")
 
 @dataclass(frozen=True)
 class ActorConfig:
-    """All that an actor's process needs to know; goes to it as JSON."""
+    """The configuration of an actor process, passed to it as JSON."""
 
     host: dict[str, Any]
-    """HostConfig of its environments."""
+    """The HostConfig of its environments."""
     model: str | None
     autocast: bool
     weights_dtype: str
@@ -61,7 +61,7 @@ class ActorConfig:
 
 
 class RolloutMemory:
-    """A rollout in the making, [T+1, K, ...]; the same memory for one after the other."""
+    """Memory for the K rollouts that are being played, [T+1, K, ...]; reused for the next ones."""
 
     def __init__(self, welcome: Welcome, num_envs: int) -> None:
         T = welcome.unroll_length
@@ -77,7 +77,7 @@ class RolloutMemory:
         }
 
     def store(self, row: Row, t: int) -> dict[str, Any]:
-        """A row of the environments; returns it as the model sees it, [1, K, ...]."""
+        """Store a row at time t; returns it as the model's input, [1, K, ...]."""
 
         def put(memory: np.ndarray, value: Any) -> Tensor:
             if isinstance(value, Unstacked):
@@ -90,7 +90,7 @@ class RolloutMemory:
         return map_tree(put, self.rows, row)
 
     def store_output(self, output: dict[str, Any], t: int) -> Any:
-        """What the agent said at that row; returns the actions, [K, ...]."""
+        """Store the agent's output for the row at time t; returns the actions, [K, ...]."""
 
         def put(memory: np.ndarray, value: Tensor) -> np.ndarray:
             memory[t] = value[0].numpy()
@@ -120,10 +120,10 @@ class Actor:
         self._tick = tick
         self._repeats = RepeatFilter()
         self.num_unsent = 0
-        """Rollouts that were not sent, in all."""
+        """Rollouts that were too old to be sent, in total."""
 
     def run(self, link: ActorLink) -> None:
-        """One session after the other, until the link is stopped."""
+        """Play one session (a connection) after the other, until the link is stopped."""
         link.start()
         while True:
             try:
@@ -151,7 +151,7 @@ class Actor:
 
     @torch.inference_mode()
     def play(self, session: Session, model: nn.Module) -> None:
-        """Until `SessionOver`. What there is of a rollout then is dropped."""
+        """Play and send rollouts until `SessionOver`; an unfinished rollout is dropped."""
         welcome, num_envs = session.welcome, self._group.num_envs
         memory = RolloutMemory(welcome, num_envs)
         state = tuple(model.initial_state(batch_size=num_envs))  # type: ignore[operator]
@@ -181,7 +181,7 @@ class Actor:
             info, num_unsent, has_sent = InfoSums(), 0, True
 
     def _next_weights(self, session: Session, model: nn.Module, version: int) -> int:
-        """Wait until the next rollout may begin; the version to play it with."""
+        """Wait until the next rollout may begin, load the newest weights, return their version."""
         welcome = session.welcome
 
         def may_begin() -> bool:
@@ -230,7 +230,7 @@ class Actor:
 
 
 def _as_sent(part: Tensor, spec: ArraySpec) -> np.ndarray:
-    """A part of the agent's memory, [L, K, ...], as it is now."""
+    """A copy of a part of the agent's state, [L, K, ...], with the dtype that the learner uses."""
     return part.to(getattr(torch, spec.dtype), copy=True).numpy()
 
 
@@ -238,10 +238,9 @@ def _as_sent(part: Tensor, spec: ArraySpec) -> np.ndarray:
 
 
 def build_copy(welcome: Welcome, own_model: str | None = None) -> nn.Module:
-    """The model that the learner describes; UsageError with one sentence if there is none.
+    """Build the model that the learner describes; UsageError if that is not possible.
 
-    A name of code, `package.module:Class`, is imported only if it is `own_model`, which the actor
-    was started with.
+    `package.module:Class` is imported only if it is `own_model`, the --model of this actor.
     """
     name = welcome.model["name"]
     if own_model is not None and own_model != name:
@@ -264,7 +263,7 @@ def build_copy(welcome: Welcome, own_model: str | None = None) -> nn.Module:
 
 
 def _check_alike(model: nn.Module, welcome: Welcome) -> None:
-    """Both ends may be of different age, or mean different classes by the same name."""
+    """UsageError if tensors or state differ: both ends may have different versions of a class."""
     names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
     ours = [(name, tuple(t.shape)) for name, t in zip(names, tensors_of(model), strict=True)]
     theirs = [(name, shape) for name, _, shape in welcome.tensors]
@@ -286,7 +285,7 @@ def _check_alike(model: nn.Module, welcome: Welcome) -> None:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, welcome: Welcome, data: bytes) -> None:
-    """Copy a version of the weights, as it was sent, to the model."""
+    """Copy the weights in a received message to the model."""
     start = 0
     for ours, (_, dtype, shape) in zip(tensors_of(model), welcome.tensors, strict=True):
         end = start + size_of(dtype, shape)
@@ -299,7 +298,7 @@ def _tensor(data: bytes, dtype: str) -> Tensor:
         bits = np.frombuffer(data, "<u2").astype(np.int16)
         return torch.from_numpy(bits).view(torch.bfloat16)
     numbers = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
-    return torch.from_numpy(numbers.astype(dtype))  # a copy: the bytes cannot be written to
+    return torch.from_numpy(numbers.astype(dtype))  # a copy: the bytes are read-only
 
 
 # -------------------------------------------------------------------------------------- the process
@@ -316,7 +315,7 @@ def run(config: ActorConfig, line: SupervisorLine) -> None:
 
 
 def act(config: ActorConfig, line: SupervisorLine, groups: list[Group]) -> None:
-    """Until SIGTERM; the environments are in `groups` once they are made."""
+    """Make the environments and play until SIGTERM; adds the group to `groups` once it is made."""
     host = HostConfig(**config.host)
     seed_everything(host.seed)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""A trained agent outside of its run: it is shown an observation and answers with an action."""
+"""`torchbeast.Agent`: a trained agent outside of its run, from an observation to an action."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ from torchbeast.run.saved_run import code_is_missing, names_code
 
 
 class Agent:
-    """One agent that plays one episode after the other, with its memory from step to step.
+    """A trained agent that plays one episode at a time and keeps its memory between steps.
 
         agent = Agent.load("my-run")
         observation, info = env.reset()
@@ -36,13 +36,13 @@ class Agent:
             action = agent.act(observation)
             observation, reward, terminated, truncated, info = env.step(action)
 
-    Agents for images, and those that ask for it, are trained to see the last reward: give it to
-    `act` as well. If the environment offers masks of actions outside of its observations, they are
-    an argument of `act`; environments of `make_env` have them in their observations.
+    The built-in image nets, and models of your own that use it, also see the last reward: pass it
+    to `act`. Pass action masks to `act`, too, if the environment has them outside of its
+    observations; environments from `make_env` have them inside.
     """
 
     def __init__(self, model: nn.Module, spec: Spec, sample_actions: bool = False) -> None:
-        """`spec` is of the environments that the model was made for."""
+        """`spec` describes the environments that the model was made for."""
         self.spec = spec
         self._model = model
         self._taken = spec.action if spec.taken is None else spec.taken
@@ -67,13 +67,14 @@ class Agent:
         """The agent of a run, given by its name below `savedir`, its folder, or a checkpoint.
 
         Args:
-            env: what it was trained on, if that is code of yours and `make_env` is to make it, or
-                another environment.
-            model: its class, if that is code of yours: a checkpoint is data, and runs no code.
-            wrappers: those that it was trained with, like `env`.
-            checkpoint_name: `model-best.tar`, for instance.
-            sample_actions: draw actions from the policy, or take the most likely ones; None: as
-                the run's flag says.
+            env: the environment it was trained on, if that is code of yours and `make_env` is to
+                make it; or another environment in its place.
+            model: the model's class, if it is code of yours: a checkpoint is data, and code that it
+                names is not imported.
+            wrappers: the wrappers it was trained with, needed for `make_env`.
+            checkpoint_name: a checkpoint in the run's folder, such as `model-best.tar`.
+            sample_actions: sample actions from the policy, or take the most likely ones; None: as
+                the run's flags say.
         """
         path = checkpoint.find_in(str(run), Path(savedir), checkpoint_name)
         if path is None:
@@ -111,25 +112,25 @@ class Agent:
         return agent
 
     def make_env(self, render: bool = False) -> Any:
-        """An environment as the agent knows it, with its arguments, wrappers and stack of frames.
+        """Make an environment as the agent was trained on: arguments, wrappers, frame stack.
 
-        Its observations are what `act` takes, masks included. With `render`, its `render()` returns
-        images.
+        Its observations are what `act` takes, action masks included. With `render`, its `render()`
+        returns images.
         """
         assert self._make_env is not None
         return self._make_env(render)
 
     def reset(self) -> None:
-        """An episode begins: forget the last one."""
+        """Clear the agent's memory at the start of an episode."""
         self._counter = EpisodeCounter(1, self.spec.action)
         self._last_action: Any = None
         self._state = self._model.initial_state(batch_size=1)  # type: ignore[operator]
 
     @torch.inference_mode()
     def act(self, observation: Any, reward: float = 0.0, action_mask: Any = None) -> Any:
-        """The action for an observation, both as the environment has them.
+        """The action for an observation, both in the environment's own format.
 
-        `reward` is what the last action earned. `action_mask` says which actions are possible, if
+        `reward` is the reward of the last action. `action_mask` says which actions are possible, if
         the observation does not: `info["action_mask"]`, or what `action_masks()` returns.
         """
         frame = self._as_frame(self._with_mask(observation, action_mask))
@@ -141,7 +142,7 @@ class Agent:
         return map_tree(_single, self._taken, taken)
 
     def _with_mask(self, observation: Any, mask: Any) -> Any:
-        """The observation as rows have it; or UsageError."""
+        """The observation with its action mask, as in rows; UsageError if the mask is wrong."""
         if self._masks is None:
             if mask is not None:
                 raise UsageError(
@@ -162,11 +163,11 @@ class Agent:
             raise UsageError(str(error)) from error
 
     def _as_frame(self, observation: Any) -> Any:
-        """A copy, [1, ...] and with the dtypes that the agent knows; or UsageError."""
+        """A copy of the observation, [1, ...] with the spec's dtypes; UsageError if it differs."""
 
         def convert(leaf: ArraySpec, value: Any) -> np.ndarray:
             array = np.asarray(value)
-            if leaf.dtype == "bool":  # which may come as numbers
+            if leaf.dtype == "bool":  # bools may come as numbers
                 array = array.astype(bool)
             if array.shape != leaf.shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
                 raise UsageError(
@@ -191,7 +192,7 @@ class Agent:
 
 
 def _look_at(path: Path, flags: TrainingFlags) -> Spec:
-    """For a checkpoint that does not say what its environments are like, or for another one."""
+    """The spec of `flags.env`, if the checkpoint has none or the environment is another one."""
     if flags.env == REMOTE:
         raise UsageError(
             f"The agent in {path} was trained on environments that dialled in; give env one like "

@@ -1,4 +1,4 @@
-"""What a saved run brings to whoever goes on with it, or plays it: its flags, as defaults.
+"""A saved run's flags, as the defaults when the run is resumed or tested.
 
 A checkpoint is data: code that it names runs only if the command line names it, too.
 """
@@ -13,8 +13,8 @@ from torchbeast.errors import UsageError
 from torchbeast.run import checkpoint
 from torchbeast.run.flags import FlagsT, TrainingFlags, with_values
 
-# Of one start, on one machine. So is all that a program adds to TrainingFlags: processes, devices,
-# and connections, which no file may open.
+# Flags of one start on one machine, which are not taken over from a saved run. Nor are the flags
+# that a program adds to TrainingFlags: processes, devices, and connections, which no file may open.
 OF_THE_START = {
     "mode",
     "xpid",
@@ -31,9 +31,9 @@ OF_THE_RUN = {field.name for field in dataclasses.fields(TrainingFlags)} - OF_TH
 
 
 def with_saved_flags(flags: FlagsT, args: list[str] | None) -> FlagsT:
-    """The flags of the run that --xpid names, where the command line `args` does not say other.
+    """Take over the flags of the saved run that --xpid names, unless the command line sets them.
 
-    There is no command line if a Python program says it all.
+    `args` is the command line, for messages; None if a Python program gives the flags.
     """
     path = flags.rundir / flags.checkpoint
     is_new_run = flags.mode == "train" and (flags.xpid is None or flags.disable_checkpoint)
@@ -47,10 +47,10 @@ def with_saved_flags(flags: FlagsT, args: list[str] | None) -> FlagsT:
             "settings; change them one by one, or give another --xpid for a new run."
         )
     _check_that_code_is_named(flags, saved, args)
-    # What an older program did not know yet is as it was then, whatever the recipe says today.
+    # Flags that an older program did not have yet keep its behaviour, whatever today's recipe says.
     unknown = {name: getattr(type(flags)(), name) for name in OF_THE_RUN - saved.keys()}
     if "target_policy_lag" in unknown:
-        unknown["target_policy_lag"] = None  # its batches did not grow
+        unknown["target_policy_lag"] = None  # older programs' batches did not grow
     return with_values(flags, "saved run", {**unknown, **saved})
 
 
@@ -75,7 +75,7 @@ def _check_that_code_is_named(flags: FlagsT, saved: dict[str, Any], args: list[s
 
 
 def code_is_missing(run: Path, missing: dict[str, Any]) -> UsageError:
-    """For a Python program that must bring the code that a run was trained with."""
+    """The error if a Python program does not pass the code that a run was trained with."""
     words = [f"{name}=... (it was {value})" for name, value in missing.items()]
     return UsageError(
         f"{run} was trained with code of yours, and a checkpoint cannot run code; pass it, too: "
@@ -84,27 +84,27 @@ def code_is_missing(run: Path, missing: dict[str, Any]) -> UsageError:
 
 
 def names_code(name: str, value: Any) -> bool:
-    """Whether this flag of a run makes Python import something that a file chose."""
+    """Whether this flag, if taken from a file, would make Python import what the file names."""
     is_path = name in ("env", "model") and ":" in str(value)
     return is_path or (name in ("imports", "wrappers") and bool(value))
 
 
 def command(args: list[str]) -> str:
-    """This program with other arguments, to be copied to a shell."""
+    """A shell command that runs this program with other arguments."""
     spec = sys.modules["__main__"].__spec__
     program = ["-m", spec.name] if spec else [sys.argv[0]]
     return shlex.join([sys.executable, *program, *args])
 
 
 def changes(saved: dict[str, Any], flags: TrainingFlags) -> dict[str, tuple[Any, Any]]:
-    """What is not as it was when the checkpoint was written: old value, new value."""
+    """The flags that differ from those in the checkpoint, by name: old value, new value."""
     now = flags.as_plain_dict()
     names = [name for name in now if name in saved and saved[name] != now[name]]
     return {name: (saved[name], now[name]) for name in names}
 
 
 def describe_changes(saved: dict[str, Any], flags: TrainingFlags) -> list[str]:
-    """The same for people: what the command line changes in the run, and what is not the run's."""
+    """`changes` in words: flags of the run that the command line changes, and flags of a start."""
     arrows = {n: f"{n} {old} -> {new}" for n, (old, new) in changes(saved, flags).items()}
     run = [text for name, text in arrows.items() if name in OF_THE_RUN]
     start = [text for name, text in arrows.items() if name not in {*OF_THE_RUN, "xpid", "mode"}]
@@ -113,7 +113,7 @@ def describe_changes(saved: dict[str, Any], flags: TrainingFlags) -> list[str]:
 
 
 def describe_sources(flags: TrainingFlags) -> list[str]:
-    """What differs from --help, and who says so."""
+    """Lines that say which flags differ from the defaults in --help, and where they come from."""
     defaults = type(flags)()
     lines: dict[str, list[str]] = {}
     for name, source in flags.sources.items():

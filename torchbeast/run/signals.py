@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop, which the main loop serves at its next turn."""
+"""Ctrl-C and SIGTERM as a request to stop, which the main loop checks a few times a second."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ SAME_REQUEST_S = 1.0
 
 
 class StopRequest:
-    """While entered, signals are only noted; a second Ctrl-C, later, interrupts at once."""
+    """While entered, SIGINT and SIGTERM are only noted; a second, later Ctrl-C interrupts."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -20,7 +20,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is not threading.main_thread():
-            return self  # signals are the main thread's alone
+            return self  # only the main thread may set signal handlers
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -31,7 +31,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, as shells expect; 0 after SIGTERM, the tidy end that was asked for."""
+        """130 after Ctrl-C, as shells expect; 0 after SIGTERM, which asks for a tidy end."""
         return 130 if self.signal == signal.SIGINT else 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:

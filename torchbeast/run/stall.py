@@ -1,16 +1,17 @@
-"""Why a run makes no step, for people: an update, the agent, environments, or what batches held."""
+"""Explains why a run makes no steps: a long update, the agent, environments, or batches that are
+not learnt from."""
 
 import time
 from collections.abc import Callable
 
 from torchbeast.core.stats import RunningStats
 
-MAX_NAMED = 4  # of those who are late
-BUSY = 0.5  # part of the time without a step from which it is the agent's
+MAX_NAMED = 4  # late processes or connections in one message
+BUSY = 0.5  # part of the time without a step that the agent computes, from which it is the cause
 
 
 class Stall:
-    """Looks at the run now and then (`poll`), and explains a time without steps when asked."""
+    """Watches a run's steps (`poll`), and explains a time without any (`explain`)."""
 
     def __init__(
         self,
@@ -20,9 +21,9 @@ class Stall:
         count_rollouts: Callable[[], tuple[int, int]],
         who: str = "environments",
     ) -> None:
-        """`late()` names those that do nothing for a while; `count_steps()` are the environments',
-        learnt from or not; `count_rollouts()` are those that wait, and those in an update. `who`
-        steps the environments.
+        """`late()` names processes and connections that do nothing for a while; `count_steps()`
+        counts environment steps, learnt from or not; `count_rollouts()` returns how many rollouts
+        wait, and how many an update needs. `who` is a word for what steps the environments.
         """
         self._stats = stats
         self._late = late
@@ -32,12 +33,12 @@ class Stall:
         self._begin()
 
     def poll(self) -> None:
-        """Note that a step has come. Call it a few times a second."""
+        """Note whether a step has been made. Call it a few times a second."""
         if self._stats.step != self._step:
             self._begin()
 
     def explain(self, seconds: float) -> str:
-        """Who has been waited for in these seconds without a step; ends with a full stop."""
+        """What was waited for in these seconds without a step; ends with a full stop."""
         learner, agent = self._stats.work["learner"], self._stats.work["inference"]
         update_s = min(learner.running_s, seconds)
         if update_s >= seconds / 2:
@@ -66,11 +67,11 @@ class Stall:
         )
 
     def _begin(self) -> None:
-        """A step has come: the next time without one begins."""
+        """A step has been made: a new time without steps begins."""
         self._step = self._stats.step
         self._begun_at = time.monotonic()
         self._steps_before = self._count_steps()
         self._agent_s_before = self._stats.work["inference"].mean_s
         learner = self._stats.work["learner"]
-        # The batch that has brought the step is still being learnt from, perhaps.
+        # The update that has made the step may still be running.
         self._batches_before = learner.num_done + learner.num_running

@@ -1,4 +1,4 @@
-"""The frame around every training run: make the learner, resume, report, save, stop."""
+"""What every training run of both beasts does: make the learner, resume, report, save, stop."""
 
 import fcntl
 import logging
@@ -36,14 +36,14 @@ from torchbeast.runtime.write_errors import IgnoreWriteErrors
 
 logger = logging.getLogger("torchbeast")
 
-RETRY_S = 60.0  # until a checkpoint that could not be written is tried again
-ENDING_S = 5.0  # for the processes of a run that was killed to end
+RETRY_S = 60.0  # pause after a checkpoint that could not be written
+ENDING_S = 5.0  # time for the processes of a killed run to end
 
 
 def build_learner(
     flags: TrainingFlags, spec: Spec, device: torch.device, ranks: Ranks = ALONE
 ) -> Learner:
-    """A learner with a new model that was tried; UsageError if there is none that fits."""
+    """A learner with a new model, which is tried once; UsageError if it does not fit `spec`."""
     distribution = build_distribution(flags, spec)
     model = build_model(flags, spec)
     try_model(model, spec, distribution.num_params)
@@ -62,7 +62,7 @@ class Run:
         reporter: Reporter | None,
         spec: Spec | None = None,
     ) -> None:
-        """Without a `reporter` it is another rank's business to report and to save."""
+        """`reporter` is None on ranks other than 0, which neither report nor save."""
         self._flags = flags
         self._learner = learner
         self._stop = stop
@@ -75,13 +75,13 @@ class Run:
 
     @property
     def stop_requested(self) -> bool:
-        """Several learners stop when all know of it, in a round (core/rank_rounds.py)."""
+        """Whether to stop now; several learners stop together, in a round (core/rank_rounds.py)."""
         return self._stop.signal is not None and self._learner.rounds.stops_alone
 
     def tick(self, stall: Stall | None = None) -> None:
         """Report and save if it is time. Call it a few times a second.
 
-        `stall` knows what is waited for, if nothing moves.
+        `stall` explains what the run waits for while there are no steps.
         """
         if self._reporter is None:
             return
@@ -97,7 +97,7 @@ class Run:
             self._save_at = time.monotonic() + (min(pause_s, RETRY_S) if failed else pause_s)
 
     def _look_for_info(self) -> None:
-        """Say once which names of --log_info nobody has sent."""
+        """Warn once about names in --log_info that no environment has sent."""
         stats = self._learner.stats
         if not self._looks_for_info or stats.episodes < EPISODE_WINDOW:
             return
@@ -125,7 +125,7 @@ def cannot_write(folder: Path, error: OSError) -> UsageError:
 
 
 def _introduce(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | None) -> None:
-    """Print what happens, and with which settings."""
+    """Print what the run does, and with which settings."""
     step = learner.stats.step
     what = "Training on" if saved is None else f"Resuming at step {step:,} of"
     print(f"{what} {flags.env}; everything is kept in {flags.rundir}")
@@ -147,7 +147,7 @@ def _introduce(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | N
 
 @contextmanager
 def only_run_in(folder: Path, timeout_s: float = ENDING_S) -> Iterator[None]:
-    """Two runs in one folder would write over each other's files."""
+    """Lock a run's folder while entered; UsageError if another run holds it for `timeout_s`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
@@ -166,7 +166,7 @@ def only_run_in(folder: Path, timeout_s: float = ENDING_S) -> Iterator[None]:
                         "--xpid."
                     ) from None
             except OSError:
-                break  # a file system that knows no locks
+                break  # a file system without locks
             time.sleep(0.1)
         yield
 
@@ -178,10 +178,10 @@ def run_training(
     stop: StopRequest,
     spec: Spec | None = None,
 ) -> int:
-    """Call `loop` between resuming and the last checkpoint. Returns the exit code.
+    """Resume from a checkpoint if there is one, call `loop`, save. Returns the exit code.
 
-    `spec` is what the environments are like, for the checkpoint.
-    `stop` is entered by the caller, so that signals are noted also while it sets up and clears.
+    `spec` describes the environments, and is kept in checkpoints. The caller has entered `stop`, so
+    that signals are noted during its set-up and clean-up, too.
     """
     assert flags.xpid is not None
     learner.rounds.stop = stop
@@ -226,12 +226,12 @@ def _follow(
     stop: StopRequest,
     spec: Spec | None,
 ) -> int:
-    """The same for another rank than 0, from which all the others start."""
+    """`run_training` for ranks other than 0, which start from the state of rank 0."""
     state = learner.ranks.share(None)
-    if state is None:  # there is nothing left to learn
+    if state is None:  # training is finished already
         return 0
     learner.load_state_dict(state)
-    seed_everything(derive_seed(flags.seed, learner.version))  # a resume goes on with other draws
+    seed_everything(derive_seed(flags.seed, learner.version))  # a resume draws other numbers
     with _messages_in(flags.rundir):
         loop(Run(flags, learner, stop, None, spec))
     return stop.exit_code
@@ -239,7 +239,7 @@ def _follow(
 
 @contextmanager
 def _messages_in(folder: Path) -> Iterator[None]:
-    """Keep what is logged in <folder>/out.log."""
+    """While entered, append log messages to <folder>/out.log."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handler = MessageFile(folder / "out.log")
@@ -254,7 +254,7 @@ def _messages_in(folder: Path) -> Iterator[None]:
 
 
 def _take_weights(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | None) -> str:
-    """Give a new run the weights that --init_from names; returns what to print about it."""
+    """Load the weights that --init_from names into a new run; returns what to print about it."""
     if flags.init_from is None:
         return ""
     if saved is not None:
@@ -263,7 +263,7 @@ def _take_weights(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] 
 
 
 def _save_last(flags: TrainingFlags, learner: Learner, spec: Spec | None) -> bool:
-    """Whether the last checkpoint could be written."""
+    """Write the last checkpoint; returns whether it could be written."""
     try:
         checkpoint.save(flags.rundir / checkpoint.FILE_NAME, learner, flags, spec)
     except OSError as error:

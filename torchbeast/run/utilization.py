@@ -1,4 +1,4 @@
-"""Where the time goes between environments and learner: figures for the logs, and a picture."""
+"""Where time is spent between environments and learner: figures for the logs, and a trace."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ RECORD_S = 3.0
 
 
 class Stages:
-    """How the stages between environments and learner fare, for the logs."""
+    """Adds to the statistics: sizes of queues, and what actors wait for."""
 
     def __init__(
         self, stats: RunningStats, pool: ActorPool, learner_queue: Any, batcher: Any
@@ -35,7 +35,7 @@ class Stages:
             f"actors_wait_for_{who}": new[f"seconds_for_{who}"]
             for who in ("environments", "agent", "learner")
         }
-        total = sum(waits.values())  # 0 if no wait has ended since the last look
+        total = sum(waits.values())  # 0 if no wait has ended since the last call
         self._stats.observe(
             {
                 "learner_queue_size": self._learner_queue.size(),
@@ -48,7 +48,7 @@ class Stages:
 
 
 class Trace:
-    """What all threads do for a few seconds from the first call of `record` on, as a picture for
+    """Records all threads for RECORD_S from the first `record` on, in a file for
     chrome://tracing."""
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class Trace:
         self._ends_at: float | None = None
 
     def record(self) -> None:
-        """Call it a few times a second; the same thread must start and stop a profile."""
+        """Start or end the recording. Call it a few times a second, always from one thread."""
         if self._ends_at is None:
             all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
             self._profile = torch.profiler.profile(experimental_config=all_threads)
@@ -67,7 +67,7 @@ class Trace:
             self.close()
 
     def close(self) -> None:
-        """Write what there is."""
+        """Write what has been recorded so far, if anything."""
         if self._profile is not None:
             self._profile.stop()
             self._profile.export_chrome_trace(str(self._path))
