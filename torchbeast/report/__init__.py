@@ -1,4 +1,4 @@
-"""How a run shows itself: on the terminal, in TensorBoard, in CSV files."""
+"""A run's reports: on the terminal, in TensorBoard, in CSV files."""
 
 from torchbeast.report.reporter import Reporter, say_nothing
 from torchbeast.report.terminal import log_to_terminal

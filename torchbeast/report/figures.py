@@ -1,4 +1,4 @@
-"""The figures of a run: one name each, for terminal, CSV, TensorBoard and docs/runs.md."""
+"""The figures that a run reports, with one name for terminal, CSV, TensorBoard and docs/runs.md."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ class Figure:
     """What a figure is, and how it is shown."""
 
     group: str
-    """Of TensorBoard's tags: <group>/<name>."""
+    """The first part of its TensorBoard tag: <group>/<name>."""
     meaning: str
     form: str = "{:,.2f}"
     in_view: bool = True
-    """Whether the live view has it."""
+    """Whether the live view shows it."""
 
 
 FIGURES = {
@@ -69,12 +69,12 @@ FIGURES = {
 
 
 def tag_of(name: str) -> str:
-    """TensorBoard's tag. What is not in the table has a group in its name, or is `own`."""
+    """A figure's TensorBoard tag; one that is not in FIGURES has a group in its name, or `own`."""
     if "/" in name:
         return name
     return f"{FIGURES[name].group if name in FIGURES else 'own'}/{name}"
 
 
 def show(name: str, value: float | int | None) -> str:
-    """A figure's value, for people."""
+    """A figure's value as text, in its own format."""
     return "-" if value is None else FIGURES[name].form.format(value)

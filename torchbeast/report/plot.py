@@ -15,7 +15,7 @@ from torchbeast.errors import UsageError
 
 MINUTE_S = 60.0
 RETURN = "mean_episode_return"
-BESIDES = ("_tick", "_time", "step")  # columns that are no figures to draw
+BESIDES = ("_tick", "_time", "step")  # columns of logs.csv that cannot be drawn
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Options:
     figure: str = RETURN
     """What to draw: a column of logs.csv, as docs/runs.md lists them."""
     title: str = ""
-    """What stands above it."""
+    """A title above the plots."""
 
 
 def read_curve(run: Path, figure: str = RETURN) -> dict[str, list[float]]:
@@ -53,7 +53,7 @@ def read_curve(run: Path, figure: str = RETURN) -> dict[str, list[float]]:
                 interval = last_interval
             elapsed, last_time, last_interval = elapsed + interval, now, interval
             if row.get(figure):
-                # An evaluation comes later than the weights that it is of.
+                # The result of an evaluation is logged later than the step of its weights.
                 step = row.get("eval_step") if figure == "eval_return" else None
                 steps.append(float(step or row["step"]))
                 minutes.append(elapsed / MINUTE_S)

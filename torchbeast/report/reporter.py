@@ -1,4 +1,4 @@
-"""Passes a run's figures on to all who show or keep them. Used by the main thread alone."""
+"""Reports a run's figures to terminal, TensorBoard and CSV. Used by the main thread alone."""
 
 import time
 from collections.abc import Callable
@@ -12,18 +12,19 @@ from torchbeast.runtime.write_errors import IgnoreWriteErrors
 
 FIRST_VIEW_S = 1.0
 FIRST_ROW_S = 0.2
-ROWS_APART = 0.05  # part of the time since the first row, as long as it is less than the interval
+ROWS_APART = 0.05  # pause between rows, as a part of the time since the first one, at the start
 
 
 def say_nothing(seconds: float) -> str:
-    """Why there was no step for so long, where nobody knows."""
+    """The explanation of a time without steps if there is none: an empty one."""
     return ""
 
 
 class Reporter:
-    """Terminal, TensorBoard and CSV, at most once in `log_interval_s`. Use it with `with`.
+    """Reports at most once in `log_interval_s`. A context manager.
 
-    At the start rows of CSV and TensorBoard stand closer, so that a run of seconds has a curve.
+    At the start, rows of CSV and TensorBoard are more frequent, so that a run of seconds has a
+    curve.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Reporter:
         self._view_at, self._view_step = now, step
         self._view_due = now + min(FIRST_VIEW_S, log_interval_s)
         self._moved_at, self._moved_to = now, step
-        self._newest: Figures = {}  # of each figure: a row may have taken them since the last view
+        self._newest: Figures = {}  # for the view, as each row resets the means
 
     def __enter__(self) -> "Reporter":
         self._view.start()
@@ -67,7 +68,7 @@ class Reporter:
                 self._writer.close(successful=error is None)
 
     def update(self, explain: Callable[[float], str] = say_nothing) -> None:
-        """Log if it is time, and `explain` the seconds without a step if nothing moves."""
+        """Log if it is time; if there were no steps for a while, show what `explain` returns."""
         step, now = self._stats.step, time.monotonic()
         self._view.tick(step)
         if now >= self._row_due and step > self._row_step:

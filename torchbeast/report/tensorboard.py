@@ -14,7 +14,7 @@ from torchbeast.report.figures import tag_of
 class TensorBoard:
     """Writes each figure as a scalar over environment steps.
 
-    PyTorch's SummaryWriter does not do: on a full disk its thread ends for good, with a traceback.
+    PyTorch's SummaryWriter will not do: on a full disk its thread ends for good, with a traceback.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:
@@ -26,12 +26,12 @@ class TensorBoard:
         self._file = (directory / name).open("ab", buffering=0)
         self._header = [self._event.Event(wall_time=time.time(), file_version="brain.Event:2")]
         if first_step:
-            # After a resume, what an earlier run wrote beyond its last checkpoint is taken back.
+            # TensorBoard then discards what an earlier start wrote beyond its last checkpoint.
             log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._header.append(event_pb2.Event(step=first_step, session_log=log))
 
     def log(self, figures: dict[str, float | int | None], step: int) -> None:
-        """OSError if it cannot be written: then nothing is, and the file stays whole."""
+        """Add the figures of a step. After an OSError the file is as it was before."""
         values = [
             self._summary.Summary.Value(tag=tag_of(name), simple_value=value)
             for name, value in figures.items()

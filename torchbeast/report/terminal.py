@@ -1,4 +1,4 @@
-"""Progress on the terminal: a live bar for people, plain lines for files and pipes."""
+"""A run's progress: a live bar on a terminal, plain lines in files and pipes."""
 
 import logging
 import sys
@@ -20,9 +20,9 @@ Figures = dict[str, float | int | None]
 HEADLINE = ("mean_episode_return", "total_loss")
 DETAILS = [name for name, figure in FIGURES.items() if figure.in_view]
 DETAILS_PER_ROW = 4
-STALL_S = 5.0  # without a step, until the live view says so
-STALL_LINE_S, STALL_LINE_AGAIN_S = 10.0, 60.0  # until a line says so, and the next one
-PACE_S, PACE_EACH_S = 60.0, 0.2  # the time that a speed is of, and between two looks at the steps
+STALL_S = 5.0  # without a step, until the live view reports it
+STALL_LINE_S, STALL_LINE_AGAIN_S = 10.0, 60.0  # until a printed line reports it, and until the next
+PACE_S, PACE_EACH_S = 60.0, 0.2  # the period over which speed is measured, and between two samples
 
 
 class View(Protocol):
@@ -30,7 +30,7 @@ class View(Protocol):
     def tick(self, step: int) -> None: ...
     def show(self, figures: Figures) -> None: ...
     def stall(self, seconds: float, text: str) -> None:
-        """No step for so long, and why; called often, also when it is over (0 seconds)."""
+        """Show for how long there was no step, and why; called often, also during progress."""
 
     def stop(self) -> None: ...
 
@@ -40,10 +40,10 @@ def make_view(total_steps: int) -> View:
 
 
 def log_to_terminal(logger: logging.Logger | None = None) -> logging.Handler:
-    """Show log messages, above the live bar if there is one: all of the program, or of one logger.
+    """Show log messages of the program, or of one logger, above the live bar if there is one.
 
-    Of several learners, the first one alone; the others show what is wrong. Returns what shows
-    them.
+    With several learners, those other than the first show only warnings and errors. Returns the
+    handler.
     """
     handler = _CurrentStderr()
     place = Place.find()
@@ -60,7 +60,7 @@ def log_to_terminal(logger: logging.Logger | None = None) -> logging.Handler:
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at the time: a live view puts its own there while it runs."""
+    """Writes to the current sys.stderr, which a live view replaces while it runs."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -71,7 +71,7 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
 
 
 class PlainView:
-    """One line for each log."""
+    """Prints a line at each log interval."""
 
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
@@ -105,7 +105,7 @@ class PlainView:
 
 
 class LiveView:
-    """A bar with the time, the most important figures, the others, and who is waited for."""
+    """A progress bar, the most important figures, the others, and why there are no steps."""
 
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
@@ -132,7 +132,7 @@ class LiveView:
         self._progress.update(self._task, completed=min(step, self._total_steps))
 
     def show(self, figures: Figures) -> None:
-        self._figures = {**self._figures, **figures}  # some come now and then
+        self._figures = {**self._figures, **figures}  # some come only now and then
 
     def stall(self, seconds: float, text: str) -> None:
         self._stalled_s, self._stall_text = seconds, text
@@ -145,7 +145,7 @@ class LiveView:
         words = f"No step for {self._stalled_s:.0f} s: {self._stall_text}" if stalled else ""
         if not self._figures:
             return Group(self._progress, Text(words or "Starting ..."))
-        # The step is the bar's, and not that of the last log.
+        # The current step, as in the bar, and not that of the last log.
         figures = {**self._figures, "step": self._step}
         if stalled:
             figures["sps"] = 0
@@ -169,7 +169,7 @@ class LiveView:
 
 
 class Pace:
-    """The speed of the last minute: a single interval may have no update in it, or two."""
+    """Measures the speed over the last minute: a single interval may have no update, or two."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -183,7 +183,7 @@ class Pace:
             self._seen.popleft()
 
     def time_left(self, total_steps: int) -> str:
-        """For people; "?" while nothing moves."""
+        """The time that training still takes, as text; "?" if it is not known."""
         if not self._seen:
             return "?"
         (began_at, first), (now, step) = self._seen[0], self._seen[-1]

@@ -1,1 +1,1 @@
-"""Beneath a run: threads, memory, copies of the weights."""
+"""What a run is built on: threads, processes, shared memory, copies of the weights."""

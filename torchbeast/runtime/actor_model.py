@@ -1,4 +1,4 @@
-"""The model as the agent uses it: always one whole version, replaced without anybody waiting."""
+"""PolyBeast's model for inference: always one whole version, replaced without any waiting."""
 
 import copy
 import threading
@@ -14,7 +14,8 @@ from torchbeast.core.precision import computes_bf16, wants_bf16
 class ActorModel:
     """Copies of a model on the agent's device: the newest, and older ones still in use.
 
-    Inference threads use a copy that nobody writes to; the learner writes to one that nobody uses.
+    Inference threads use the newest copy, which is never written to; the learner writes to a copy
+    that is not in use.
     """
 
     def __init__(
@@ -27,25 +28,25 @@ class ActorModel:
         on_publish: Callable[[nn.Module, int], None] = lambda model, version: None,
         autocast: str = "none",
     ) -> None:
-        """For `num_users` threads at a time. `on_publish` gets what is published, too.
+        """`num_users` threads may use it at a time; `on_publish` is called after each `publish`.
 
-        Where the learner has bfloat16 by `autocast` (see `core/precision.py`), and this device has
-        instructions for it, copies keep the weights of image nets in it: to convert them takes a
-        third of a small batch's time.
+        If the learner uses bfloat16 by `autocast` (see `core/precision.py`), and this device has
+        instructions for it, copies keep the weights of image nets in bfloat16: to convert them
+        would take a third of a small batch's time.
         """
         self._device = device
         learners = next((tensor.device for tensor in tensors_of(model)), device)
         self._is_bf16 = wants_bf16(learners, autocast) and computes_bf16(device.type)
         self._on_publish = on_publish
         self._compile = compile
-        self._lock = threading.Lock()  # of the following
-        # All are made here, where no other thread is at work on the device yet.
+        self._lock = threading.Lock()  # guards the following
+        # All copies are made here, before other threads use the device.
         self._newest, *self._spare = [
             self._copy(model, version) for _ in range(num_copies(num_users))
         ]
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Make these weights the newest. For one thread at a time."""
+        """Make these weights the newest. Only one thread at a time may call it."""
         with self._lock:
             fresh = self._spare.pop() if self._spare else None
         if fresh is None:
@@ -87,15 +88,15 @@ class ActorModel:
 
 
 def num_copies(num_users: int) -> int:
-    """The newest; at worst each user has an old one of its own, and another is written to."""
+    """Copies that are needed: the newest, one to write to, and at worst an old one per user."""
     return num_users + 2
 
 
 def prepare_to_act(model: nn.Module) -> nn.Module:
-    """Let dropout, batch normalisation and the like do as in evaluation.
+    """Put dropout, batch normalisation and the like into evaluation mode; returns the model.
 
-    PyTorch's own modules and what is derived from them; not other modules, since an agent's own
-    `training` is what lets it draw its actions.
+    This holds for PyTorch's own layers and classes derived from them. Other modules stay as they
+    are, since an agent's own `training` is what makes it sample actions.
     """
     for module in model.modules():
         if any(_is_layer(kind) for kind in type(module).__mro__):
@@ -104,7 +105,7 @@ def prepare_to_act(model: nn.Module) -> nn.Module:
 
 
 def _is_layer(kind: type) -> bool:
-    """Whether a class is a layer of PyTorch's, and not only something to build modules from."""
+    """Whether a class is one of PyTorch's layers, and not only a base class or container."""
     return kind.__module__.startswith("torch.nn.") and kind not in _CONTAINERS
 
 
@@ -112,7 +113,7 @@ _CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
-    """All that a model's answers depend on, also what is in no checkpoint."""
+    """All tensors that a model's output depends on, also buffers that are in no checkpoint."""
     yield from model.parameters()
     yield from model.buffers()
 

@@ -1,7 +1,7 @@
 """Several learners as one of PyTorch's process groups: gloo on CPUs, and NCCL on GPUs with it.
 
-join_ranks     finds out from torchrun's variables whether there are any
-attend_rounds  lets one without a batch take part in the updates of the others
+join_ranks     joins the learners that torchrun has started, by its environment variables
+attend_rounds  lets a learner without a batch take part in the updates of the others
 """
 
 import io
@@ -24,17 +24,17 @@ from torchbeast.core.rank_rounds import IDLE_ROUND_S, Stop
 from torchbeast.core.ranks import ALONE, LostLearner, Place, Ranks
 from torchbeast.runtime.threads import Threads, set_cpu_threads
 
-TIMEOUT_S = 300.0  # more than the slowest update or checkpoint; who dies is noticed at once
-LOOK_S = 0.05  # between two looks whether all are there, or a signal has come
-JOIN_S = 60.0  # for an update in progress
-MESSAGE_BYTES = 4096  # of a message that is exchanged in one go
+TIMEOUT_S = 300.0  # more than the slowest update or checkpoint; a death is noticed at once
+LOOK_S = 0.05  # interval of checks for the other learners and for signals
+JOIN_S = 60.0  # time for an update in progress to end
+MESSAGE_BYTES = 4096  # what is longer takes a second exchange
 
 
 @contextmanager
 def join_ranks(stop: Stop, device: torch.device) -> Iterator[Ranks]:
-    """The learners that torchrun has started, or this one alone, each with such a device.
+    """Join the learners that torchrun has started, or yield `ALONE`; each learns on a `device`.
 
-    SystemExit if `stop` comes while the others are not there yet.
+    SystemExit if a signal comes while this waits for the others.
     """
     place = Place.find()
     if place.is_alone:
@@ -42,15 +42,14 @@ def join_ranks(stop: Stop, device: torch.device) -> Iterator[Ranks]:
         return
     group = ProcessGroup(place, stop, on_gpu=device.type == "cuda")
     yield group
-    group.leave()  # not if something is wrong: others may wait in the middle of a collective
+    group.leave()  # not after an error: others may wait in the middle of a collective
 
 
 @contextmanager
 def attend_rounds(learner: Learner, publish: Publish) -> Iterator[None]:
-    """While a learner thread is in here, another thread meets the other ranks whenever no batch
-    has come for a while.
+    """While entered by a learner thread, another thread joins rounds if no batch comes for a while.
 
-    What it raises sets `learner.finished`, and is raised again at the end.
+    An exception of that thread sets `learner.finished`, and is raised again at the end.
     """
     if learner.ranks.size == 1:
         yield
@@ -76,10 +75,10 @@ def attend_rounds(learner: Learner, publish: Publish) -> Iterator[None]:
 
 
 class ProcessGroup:
-    """What `Ranks` are, over torch.distributed."""
+    """`Ranks` over torch.distributed."""
 
     def __init__(self, place: Place, stop: Stop, on_gpu: bool = False) -> None:
-        """Waits until all are there."""
+        """Waits until all ranks are there."""
         import torch.distributed as dist
 
         self.rank, self.size = place.rank, place.size
@@ -108,10 +107,10 @@ class ProcessGroup:
         self._dist.destroy_process_group()
 
     def wrap(self, loss: nn.Module, device: torch.device) -> nn.Module:
-        """Weights become rank 0's; buffers do not, in any pass.
+        """Wrap `loss` in DistributedDataParallel: takes over rank 0's weights, but not its buffers.
 
-        Parameters that a loss does not depend on are looked for in each pass: a model may have
-        some, and a rank without rollouts has a loss without nearly all of them.
+        Each pass looks for parameters that the loss does not depend on: a model may have some, and
+        the loss of a rank without rollouts depends on hardly any.
         """
         with _others(), warnings.catch_warnings():
             # Newer versions have another name for `broadcast_buffers`, which older ones lack.
@@ -124,7 +123,8 @@ class ProcessGroup:
             )
 
     def backward(self, loss: Tensor) -> None:
-        """DistributedDataParallel has the mean over ranks; the loss of a batch is a sum."""
+        """Backward pass with gradients summed over ranks: DistributedDataParallel takes the mean,
+        so the loss is multiplied by their number."""
         with _others("gloo", "NCCL"):
             (loss * self.size).backward()
 
@@ -141,7 +141,7 @@ class ProcessGroup:
         return gathered
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """As JSON, whose length stands in the first bytes; what is too long follows."""
+        """Exchange messages as JSON after their length; what exceeds MESSAGE_BYTES follows."""
         data = json.dumps(message).encode()
         text = data[: MESSAGE_BYTES - 8].ljust(MESSAGE_BYTES - 8)
         first = self.gather(_bytes(len(data).to_bytes(8, "big") + text))
@@ -183,7 +183,10 @@ def _bytes(data: bytes) -> Tensor:
 
 @contextmanager
 def _others(*words: str) -> Iterator[None]:
-    """PyTorch's errors if another process is gone; with `words`, only those that have one."""
+    """Turn PyTorch's errors about other processes into LostLearner.
+
+    With `words`, only errors that contain one of them are taken for such.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -197,11 +200,11 @@ def _others(*words: str) -> Iterator[None]:
 
 
 def agree_on_name(store: Any, place: Place, stop: Stop) -> str:
-    """A name that is new and the same on all ranks, once all are there.
+    """Wait until all ranks are there, and agree on a name for this start, new and the same on all.
 
-    torchrun's store outlives the learners that it restarts: what stands there may be of those that
-    have died. So each rank says a word that nobody has said before, rank 0 gives a name to those
-    that it hears, and it holds once all of them have repeated it.
+    torchrun's store outlives the learners that it restarts, so that entries in it may be those of
+    dead ones. So each rank writes a new, random word; rank 0 writes a name together with the words
+    that it has read; and the name holds once each rank has found its own word and confirmed it.
     """
     word, name, named = uuid.uuid4().hex, "", ""
     store.set(f"word/{place.rank}", word)

@@ -1,7 +1,7 @@
-"""Processes of multiprocessing's for a `Supervisor`: MonoBeast's actors.
+"""MonoBeast's actor processes: multiprocessing's, kept alive by a `Supervisor`.
 
-Such a process has a pipe to its parent for its work, one for its log, and one for what it prints.
-When it is started, killed and restarted is the supervisor's business (libtorchbeast/supervisor.py).
+Each has a pipe to its parent for its work, one for its log, and one for what it prints. The
+supervisor (libtorchbeast/supervisor.py) decides when it is started, killed and restarted.
 """
 
 import errno
@@ -31,7 +31,7 @@ from torchbeast import user_code
 
 logger = logging.getLogger("torchbeast")
 
-TIDY_END_S = 5.0  # after the parent's death, for environments to be closed
+TIDY_END_S = 5.0  # time to close environments after the parent's death
 
 
 class ParentGone(Exception):
@@ -39,8 +39,10 @@ class ParentGone(Exception):
 
 
 class ParentPipe:
-    """A child's end of the pipe to its parent. The parent's death has an exception of its own,
-    so that a broken pipe inside an environment is not taken for it."""
+    """A child's end of the pipe to its parent; raises `ParentGone` if the parent is dead.
+
+    This differs from OSError, so that a broken pipe inside an environment is not taken for it.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -59,7 +61,7 @@ class ParentPipe:
 
 
 class ActorProcess:
-    """A process that runs a function, as its supervisor sees it; `pipe` is this end of its pipe."""
+    """A process that runs a function, for a supervisor; `pipe` is the parent's end of its pipe."""
 
     def __init__(
         self,
@@ -69,9 +71,9 @@ class ActorProcess:
         args: tuple[Any, ...],
         heartbeat: Callable[[], int],
     ) -> None:
-        """Starts `function(ParentPipe, *args)`; OSError if there is no room for another process.
+        """Start a process with `function(ParentPipe, *args)`; OSError if the system refuses it.
 
-        `context` is multiprocessing's, for one of its start methods.
+        `context` is multiprocessing's context for a start method.
         """
         self.heartbeat = heartbeat
         with ExitStack() as undo, ExitStack() as theirs:
@@ -80,7 +82,7 @@ class ActorProcess:
             theirs.callback(their_pipe.close)
             self._log, log_fd = open_pipe(LogReader, undo, theirs)
             self._output, output_fd = open_pipe(OutputReader, undo, theirs)
-            # Of descriptors, only multiprocessing's own objects can be handed to a process.
+            # multiprocessing passes descriptors on only in objects of its own.
             handles = [Connection(os.dup(fd), readable=False) for fd in (log_fd, output_fd)]
             for handle in handles:
                 theirs.callback(handle.close)
@@ -92,7 +94,7 @@ class ActorProcess:
             try:
                 with _without_main() if user_code.is_offering() else nullcontext():
                     self._process.start()
-            except EOFError as error:  # the fork server could not fork, and ended; another will
+            except EOFError as error:  # the fork server could not fork, and ended; it is restarted
                 raise OSError(errno.EAGAIN, "the fork server has ended") from error
             undo.pop_all()
 
@@ -110,15 +112,15 @@ class ActorProcess:
         return self._output.read()
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # also what its environments have started
-        self._process.kill()  # if it had no time to make a group of its own
+        self._process.kill()  # if it is not in a process group of its own yet
         self._process.join(KILL_S)
-        if self._process.exitcode is None:  # it waits for a device, say, and ends after that
+        if self._process.exitcode is None:  # it waits for a device, say
             logger.error("Process %d has not ended %.0f s after SIGKILL.", self.pid, KILL_S)
 
     def close(self) -> None:
@@ -136,12 +138,12 @@ def _run(
     args: tuple[Any, ...],
     code: bytes,
 ) -> None:
-    """The whole life of such a process."""
+    """The main function of such a process."""
     os.setpgid(0, 0)
     for fd in (1, 2):
         os.dup2(output.fileno(), fd)
     set_up_child()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # environments are to be closed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # closes environments
     LogWriter(os.dup(log.fileno()))
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
@@ -156,9 +158,10 @@ def _run(
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Start a process that does not import the program's main module, as multiprocessing's would.
+    """While entered, new processes do not import the program's main module.
 
-    That one may have no `if __name__ == "__main__"`, and what it has to offer comes otherwise.
+    multiprocessing's would, which runs the program again if it has no `if __name__ == "__main__"`.
+    The program's objects come from `user_code.pack()` instead.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -169,9 +172,10 @@ def _without_main() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Who waits for anything but the pipe does not see that the parent is gone.
+    """A thread that ends this process when its parent has died.
 
-    Nor does the system say so to the child of a fork server, which lives as long as the child.
+    The main thread sees that only while it uses the pipe. Nor does the system signal it to the
+    child of a fork server, as the fork server lives as long as the child.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

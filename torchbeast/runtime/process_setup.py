@@ -1,4 +1,4 @@
-"""How a process that runs PyTorch is set up: its seeds, its device."""
+"""Set up a process that runs PyTorch: its seeds and its device."""
 
 import torch
 
@@ -8,13 +8,13 @@ from torchbeast.errors import UsageError
 
 
 def seed_everything(seed: int) -> None:
-    """All generators that an environment or a model may draw from: a fork inherits their state."""
+    """Seed all generators that environments or models may use: a fork inherits their state."""
     seed_generators(seed)
     torch.manual_seed(seed)
 
 
 def own_device(use_cuda: bool) -> torch.device:
-    """A GPU if there is one; of several learners on a machine, each has one of its own."""
+    """A GPU if there is one, a different one for each learner on this machine; else the CPU."""
     if not use_cuda or not torch.cuda.is_available():
         return torch.device("cpu")
     place = Place.find()

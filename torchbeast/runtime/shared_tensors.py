@@ -1,8 +1,8 @@
-"""Tensors that processes share, in memory without a name.
+"""Tensors that MonoBeast's processes share, in anonymous memory.
 
-PyTorch's own shared tensors are files in /dev/shm, which is small in a container. These are handed
-to a process by file descriptor, as multiprocessing does with its connections, for all its start
-methods, and are gone when the last process lets go of them.
+PyTorch's own shared tensors are files in /dev/shm, which is small in a container. These are passed
+to a process by file descriptor, as multiprocessing's connections are, with any start method. They
+are freed when the last process has closed them.
 """
 
 import math
@@ -23,7 +23,7 @@ from libtorchbeast.tree import leaves_of, map_tree
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor to be made."""
+    """Shape and dtype of a shared tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -34,9 +34,9 @@ class TensorSpec:
 
 
 class SharedTensors:
-    """A tree of tensors, all zeros at first, in one piece of memory: `tensors`.
+    """A tree of tensors (`tensors`) in one piece of shared memory, all zeros at first.
 
-    May be an argument of a process of multiprocessing's, which then sees the same memory.
+    May be an argument of a multiprocessing process, which then sees the same memory.
     """
 
     def __init__(self, specs: Any) -> None:
@@ -62,7 +62,7 @@ class SharedTensors:
 
     @property
     def fd(self) -> int:
-        """Stays ours."""
+        """The memory's file descriptor, which this object closes."""
         return self._fd
 
     def __del__(self) -> None:
@@ -74,7 +74,7 @@ class SharedTensors:
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> SharedTensors:
-    """One tensor."""
+    """One shared tensor of zeros."""
     return SharedTensors(TensorSpec(shape, dtype))
 
 
@@ -85,5 +85,5 @@ def _rebuild(specs: Any, handle: Any) -> SharedTensors:
 
 
 def bytes_of(specs: Any) -> int:
-    """Of memory, for a tree of `TensorSpec`."""
+    """Bytes of memory that a tree of `TensorSpec` takes."""
     return sum(aligned(spec.num_bytes) for _, spec in leaves_of(specs))

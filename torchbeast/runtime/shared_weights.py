@@ -1,10 +1,10 @@
 """The learner's weights in shared memory, for actors in other processes.
 
-Written by one learner, read by any number of actors, without waiting for each other: a process that
-dies at any instant blocks nobody. Beside the weights stand the version that the learner last began
-to write and the one that it last finished; a reader throws away what it copied unless both were the
-same all the while. So it never keeps a mixture, whatever the order in which its processor sees the
-writer's stores: fences keep the order of the four steps on either side.
+One learner writes and any number of actors read, without waiting for each other: a process that
+dies at any instant blocks nobody. Beside the weights are the version that the learner last began to
+write and the version that it last finished. A reader discards its copy unless both were the same
+all the while, so that it never keeps a mixture of versions. Fences keep the order of these steps on
+both sides, on any processor.
 """
 
 import time
@@ -17,11 +17,11 @@ from libtorchbeast.shared_memory import ALIGNMENT, aligned, fence
 from torchbeast.runtime.actor_model import tensors_of
 from torchbeast.runtime.shared_tensors import shared_zeros
 
-RETRY_S = 0.0005  # the learner is in the middle of its copy
+RETRY_S = 0.0005  # pause while the learner is writing
 
 
 class SharedWeights:
-    """A copy of a model's weights in shared memory, and the version (number of updates) of them."""
+    """A copy of a model's weights in shared memory, and their version (the number of updates)."""
 
     def __init__(self, model: nn.Module) -> None:
         num_bytes = sum(aligned(tensor.nbytes) for tensor in tensors_of(model))
@@ -30,7 +30,7 @@ class SharedWeights:
 
     @property
     def fd(self) -> int:
-        """Of the memory, for processes that are no actors of ours."""
+        """The memory's file descriptor, for gateways, which pass the weights on."""
         return self._shared.fd
 
     @property
@@ -38,7 +38,7 @@ class SharedWeights:
         return self._memory.nbytes
 
     def offsets(self, model: nn.Module) -> list[int]:
-        """Where each of `tensors_of(model)` lies, in bytes."""
+        """The offset of each of `tensors_of(model)` in the memory, in bytes."""
         start = self._memory.data_ptr()
         return [place.data_ptr() - start for place, _ in _pairs(self._memory, model)]
 
@@ -85,9 +85,9 @@ class SharedWeights:
 
 
 def _pairs(memory: Tensor, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor of the model, after the place that it has in such memory.
+    """Pairs of a view of the shared memory and the tensor of the model that belongs there.
 
-    Plain row-major order in there, whatever memory format the model uses.
+    The shared memory is in row-major order, whatever memory format the model uses.
     """
     start = ALIGNMENT
     for tensor in tensors_of(model):

@@ -1,4 +1,4 @@
-"""Threads with an owner, and how busy they are."""
+"""Threads that are joined by their owner, and how busy they are. Used by both beasts."""
 
 import threading
 import time
@@ -15,10 +15,10 @@ Item = TypeVar("Item")
 
 
 def set_cpu_threads(number: int) -> None:
-    """Cores that PyTorch may use for what the calling thread computes.
+    """Set the number of cores that PyTorch may use for the calling thread's computations.
 
-    A thread takes over the process's number when it first asks for it, and only from then on has
-    one of its own: so ask first.
+    A thread copies the process's number when it first reads it, and has its own only from then on:
+    so it is read first.
     """
     torch.get_num_threads()
     torch.set_num_threads(number)
@@ -26,7 +26,7 @@ def set_cpu_threads(number: int) -> None:
 
 @contextmanager
 def cpu_threads(number: int) -> Iterator[None]:
-    """The same while entered; a few rows at a time are not worth more than one."""
+    """The same while entered; for a few rows at a time, one core is enough."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -52,7 +52,7 @@ class Threads:
             thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for their end, and raise here what went wrong in one of them."""
+        """Wait until they have ended (else TimeoutError), and raise what one of them has raised."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -70,8 +70,10 @@ class Threads:
 
 
 def watch(name: str, items: Iterable[Item], stats: RunningStats | None) -> Iterator[Item]:
-    """The items; reports which part of its time the calling thread waits for them, as
-    `<name>_idle`, and when it does not in the `work` of the statistics."""
+    """Yield the items, and report what part of its time the calling thread waits for them.
+
+    The part is `<name>_idle` in the statistics; the time of work is recorded in `stats.work[name]`.
+    """
     work = WorkLog() if stats is None else stats.work[name]
     iterator = iter(items)
     ended_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Files that cannot be written for a while (a full disk): logged, and no reason to end a run."""
+"""Files that cannot be written for a while (a full disk): an error is logged, the run goes on."""
 
 import logging
 from types import TracebackType
@@ -7,7 +7,7 @@ logger = logging.getLogger("torchbeast")
 
 
 class IgnoreWriteErrors:
-    """Around each attempt to write something: an OSError is logged once, and swallowed."""
+    """Wrap each attempt to write something: an OSError is logged once, and suppressed."""
 
     def __init__(self, what: str) -> None:
         self._what = what
