@@ -1,1 +1,1 @@
-"""The algorithm: V-trace, losses, one update; and what code for TorchBeast knows here."""
+"""The algorithm: V-trace, losses, one update; and modules that code for TorchBeast imports."""

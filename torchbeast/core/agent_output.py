@@ -1,4 +1,4 @@
-"""What a model answers, as the learner and the actors know it."""
+"""A model's output and state, as learner and actors use them."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ AgentOutput = dict[str, Any]
 action space is one; there may be `losses`, by name, to be added to the loss."""
 
 AgentState = tuple[Tensor, ...]
-"""What the agent remembers, [L, B, ...] each."""
+"""The agent's memory: tensors [L, B, ...]; none without memory."""
 
 
 def as_output(output: Any) -> AgentOutput:
-    """What a model answered, by name; models written for TorchBeast answer with a tuple."""
+    """A model's output as a dict; models written for TorchBeast return a tuple."""
     if isinstance(output, dict):
         return output
     return dict(zip(("action", "policy_logits", "baseline"), output, strict=True))

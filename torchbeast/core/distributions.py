@@ -1,16 +1,16 @@
 """Distributions over actions, made from an action space.
 
-A distribution object holds no numbers: it knows what its parameters mean. `policy_logits`
-[..., num_params] is the flat vector of them, whatever they are, and everything below works on any
-leading dimensions. Actions are [..., *shape], or trees of such for Dict and Tuple spaces.
+A distribution object holds no parameters; it defines what they mean. `policy_logits`
+[..., num_params] is the flat vector of all parameters, with any leading dimensions. Actions are
+[..., *shape], or trees of such tensors for Dict and Tuple spaces.
 
     Discrete       one logit for each action
     MultiDiscrete  the logits of each part, one after the other
     MultiBinary    one logit for each bit
     Box            means, then logarithms of standard deviations
 
-The learner uses `log_prob` and `entropy` alone, so that V-trace and the losses are the same for
-all of them.
+The learner uses only `log_prob` and `entropy`, so that V-trace and the losses are the same for all
+of them.
 """
 
 import math
@@ -32,7 +32,7 @@ IMPOSSIBLE = -1e9
 MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
 
 MAX_BOUND = 1e6
-"""Bounds that are farther away are as good as none: nobody means to draw from all of it."""
+"""Bounds beyond this count as infinite: they are not meant as the scale of actions."""
 
 
 class Distribution(Protocol):
@@ -40,9 +40,9 @@ class Distribution(Protocol):
 
     num_params: int
     num_choices: int
-    """Of them, those that a mask can take; 0 for a Box."""
+    """Parameters that belong to choices of an action mask; 0 for a Box."""
     constant_params: Tensor
-    """[num_params] of bool: those that are best the same in every state, such as deviations."""
+    """[num_params] of bool: parameters that should not depend on the state, such as deviations."""
 
     def sample(self, params: Tensor) -> Any:
         """An action drawn at random, without gradient."""
@@ -51,22 +51,22 @@ class Distribution(Protocol):
         """The most likely action."""
 
     def log_prob(self, params: Tensor, action: Any) -> Tensor:
-        """Of an action, [...]."""
+        """The log-probability of an action, [...]."""
 
     def entropy(self, params: Tensor) -> Tensor:
-        """[...]."""
+        """The entropy of the distribution, [...]."""
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
-        """The parameters under which only what is `allowed` can happen.
+        """The parameters with which only `allowed` choices have a probability.
 
         `allowed` [..., num_choices] is 0 for what is impossible (`libtorchbeast/action_masks.py`).
         """
 
 
 def make_distribution(action: Any, squash: bool = False) -> Distribution:
-    """The family for an action that is like this spec, or tree of specs.
+    """The distribution for actions with this spec, or tree of specs.
 
-    `squash` is for Boxes with bounds: draws go through tanh, and are never outside.
+    `squash` is for Boxes with bounds: samples go through tanh, and are never outside.
     """
     if isinstance(action, ArraySpec):
         return _for_array(action, squash)
@@ -106,8 +106,8 @@ class Categorical:
         self.constant_params = torch.zeros(n, dtype=torch.bool)
 
     def sample(self, params: Tensor) -> Tensor:
-        # The largest of log p - log q, with q exponential, is distributed like p. Numbers that are
-        # not finite lead to an action, too: the learner finds out about them.
+        # The argmax of log p - log q, with q exponential, is distributed like p. Parameters that
+        # are not finite give an action, too; the learner detects them.
         q = torch.empty_like(params, dtype=torch.float32).exponential_()
         return (params.detach() - q.log_()).argmax(dim=-1)
 
@@ -122,7 +122,7 @@ class Categorical:
         return -(log_probs.exp() * log_probs).sum(dim=-1)
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
-        """`allowed` [..., n]; where nothing is, everything stays as likely as it was."""
+        """`allowed` [..., n]; a mask that allows nothing is ignored."""
         allowed = allowed.bool()
         allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
         return params.masked_fill(~allowed, IMPOSSIBLE)
@@ -152,7 +152,7 @@ class MultiCategorical:
         return self._choices.entropy(params)
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
-        """`allowed` [..., sum(nvec)]: those of each part, one after the other."""
+        """`allowed` [..., sum(nvec)]: the masks of all parts, one after the other."""
         return self._choices.mask(params, allowed)
 
     def _join(self, choices: Sequence[Tensor]) -> Tensor:
@@ -192,14 +192,14 @@ class Bernoulli:
 class Gaussian:
     """Independent normal distributions, in units in which a bounded action goes from -1 to 1.
 
-    A draw may lie outside of the bounds; whoever steps the environment clips it there, and the
-    learner goes by the draw itself.
+    A sample may lie outside of the bounds: it is clipped for the environment, and the learner uses
+    the sample as it is.
     """
 
     num_choices = 0
 
     def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
-        """The bounds, of the action's shape; infinite, or beyond MAX_BOUND, where there is none."""
+        """`low` and `high` have the action's shape; beyond MAX_BOUND there is no bound."""
         self._shape = low.shape
         self._size = math.prod(low.shape)
         self.num_params = 2 * self._size
@@ -248,7 +248,7 @@ class Gaussian:
 
 
 class SquashedGaussian(Gaussian):
-    """The tanh of normal distributions, from bound to bound."""
+    """The tanh of normal distributions, scaled to the bounds."""
 
     def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
         super().__init__(low, high)
@@ -260,13 +260,13 @@ class SquashedGaussian(Gaussian):
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         mean, log_std = self._mean_and_log_std(params)
-        limit = 1 - 1e-6  # a float32 that rounds to a bound has no finite place before tanh
+        limit = 1 - 1e-6  # atanh of a float32 that is rounded to a bound is infinite
         draw = torch.atanh(self._from_action(action, params).clamp(-limit, limit))
         log_prob = _normal_log_prob(draw, mean, log_std) - _log_tanh_slope(draw)
         return (log_prob - self._log_scale(params)).sum(dim=-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """That of the normal distribution, and the mean of log tanh', by Gauss and Hermite."""
+        """The normal distribution's, plus the mean of log tanh' by Gauss-Hermite quadrature."""
         mean, log_std = self._mean_and_log_std(params)
         points = torch.tensor(_POINTS, dtype=params.dtype, device=params.device)
         weights = torch.tensor(_WEIGHTS, dtype=params.dtype, device=params.device)
@@ -303,7 +303,7 @@ class Joint:
         return torch.stack([part.entropy(p) for part, p in self._split(params)]).sum(dim=0)
 
     def mask(self, params: Tensor, allowed: Tensor) -> Tensor:
-        """`allowed` [..., num_choices] has no numbers for Boxes, which stay as they are."""
+        """`allowed` [..., num_choices] has no entries for Boxes, which stay as they are."""
         masks = allowed.split([part.num_choices for part in self._leaves], dim=-1)
         pairs = zip(self._split(params), masks, strict=True)
         masked = [part.mask(p, mask) if part.num_choices else p for (part, p), mask in pairs]
@@ -318,14 +318,16 @@ class Joint:
 
 
 _NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
-# Points and weights of the mean of a function of a standard normal variable.
+# Gauss-Hermite quadrature: the mean of a function of a standard normal variable.
 _POINTS, _WEIGHTS = (x.tolist() for x in np.polynomial.hermite_e.hermegauss(24))
 _WEIGHTS = [w / math.sqrt(2 * math.pi) for w in _WEIGHTS]
 
 
 def _soft_bound(log_std: Tensor) -> Tensor:
-    """Between the limits, with 0 at 0 and slope 1 there, and some slope everywhere: what is held at
-    a limit can come back."""
+    """Squeeze `log_std` smoothly between its limits, with value 0 and slope 1 at 0.
+
+    The slope is nowhere 0, so that a value at a limit can come back.
+    """
     limit = torch.where(log_std > 0, MAX_LOG_STD, -MIN_LOG_STD)
     return log_std / torch.hypot(torch.ones_like(log_std), log_std / limit)
 

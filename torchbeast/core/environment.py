@@ -1,4 +1,4 @@
-"""One Gym environment with tensors [1, 1, ...] in and out, as code for TorchBeast expects."""
+"""TorchBeast's `Environment`: one Gym environment with tensors [1, 1, ...] in and out."""
 
 from typing import Any
 
@@ -11,19 +11,19 @@ from torchbeast.envs.spaces import observe
 
 
 class Environment:
-    """Adapts a Gym or Gymnasium environment. Episodes that end start again by themselves."""
+    """Adapts a Gym or Gymnasium environment, which is reset at the end of an episode."""
 
     def __init__(self, gym_env: Any) -> None:
-        """What `gym_env` raises reaches the caller; only hosts of environments rebuild them."""
+        """Exceptions of `gym_env` reach the caller: only hosts rebuild environments."""
         self.gym_env = gym_env
         self._envs = SyncEnvs(lambda: gym_env, num_envs=1, observe=observe, rebuild=False)
 
     def initial(self) -> dict[str, Any]:
-        """Reset, and the first row: dict of tensors [T=1, B=1, ...]."""
+        """Reset the environment; returns the first row: a dict of tensors [T=1, B=1, ...]."""
         return _as_tensors(self._envs.reset())
 
     def step(self, action: Tensor | int) -> dict[str, Any]:
-        """Take `action` (a tensor of one element, or a number)."""
+        """Take `action` (a tensor of one element, or a number); returns the next row."""
         return _as_tensors(self._envs.step([int(action)]))
 
     def close(self) -> None:

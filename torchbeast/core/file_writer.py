@@ -17,7 +17,7 @@ logger = logging.getLogger("torchbeast")
 
 
 class FileWriter:
-    """Logs rows of figures to CSV. Opened on a run that exists, it goes on with its files."""
+    """Logs rows of figures to CSV; for a run that exists already, it appends to its files."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class FileWriter:
             logger.info("LOG | %s", row)
 
     def resume_at(self, step: int) -> None:
-        """Take back what was logged beyond the checkpoint that this start goes on from."""
+        """Remove the rows logged after the checkpoint from which this start resumes."""
         self.metadata["history"][-1]["step"] = step
         self._write_metadata()
         self._rewrite(lambda row: not row.get("step") or int(row["step"]) <= step, self._fields)
         _, self._tick = self._read_fields()
 
     def close(self, successful: bool = True) -> None:
-        """Close the files and note the end in meta.json; more than once does no harm."""
+        """Close the files and note the end in meta.json; may be called more than once."""
         if self._closed:
             return
         self._closed = True
@@ -109,7 +109,7 @@ class FileWriter:
             csv.writer(file).writerow(fields)
 
     def _rewrite(self, keep: Callable[[dict[str, str]], bool], fields: list[str]) -> None:
-        """Replace the log by one with these columns and the rows to keep, or leave it as it is."""
+        """Replace the log atomically by one with these columns and the rows to keep."""
         if not fields:
             return
         path = self.paths["logs"]
@@ -125,7 +125,7 @@ class FileWriter:
         before.close()
 
     def _read_metadata(self) -> dict[str, Any]:
-        """Of an earlier run under this name."""
+        """The meta.json of an earlier start of this run; empty if there is none."""
         try:
             return json.loads(self.paths["meta"].read_text())
         except FileNotFoundError:
@@ -135,7 +135,7 @@ class FileWriter:
             return {}
 
     def _start(self, before: dict[str, Any]) -> dict[str, Any]:
-        """This start, for the history: what it changes in the arguments of the one before."""
+        """This start's entry in the history, with the arguments that differ from the last start."""
         names = ("date_start", "command", "host", "git_commit")
         start = {name: self.metadata[name] for name in names}
         old, new = before.get("args", {}), self.metadata["args"]
@@ -150,7 +150,7 @@ class FileWriter:
 
 
 class MessageFile(logging.FileHandler):
-    """A handler that keeps messages in a file."""
+    """A log handler that appends messages to a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -158,26 +158,26 @@ class MessageFile(logging.FileHandler):
         self.setFormatter(logging.Formatter(form))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk: the terminal shows the message all the same, without a traceback."""
+        """On a full disk, no traceback: the terminal still shows the message."""
 
 
 def new_xpid() -> str:
-    """A name for a run that has none; under torchrun the same for all learners and restarts."""
+    """A new name for a run; under torchrun the same for all learners and restarts."""
     if (launch := os.environ.get("TORCHELASTIC_RUN_ID")) is not None:
-        # "none" if nobody gave it a name. Then torchrun's own process stands for the launch.
+        # "none" if torchrun was given no --rdzv_id; then its own process identifies the launch.
         name = _start_of(os.getppid()) if launch == "none" else launch[:36].replace("/", "-")
         return f"torchbeast-{name}"
     return f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def _start_of(pid: int) -> str:
-    """A name for a process that no other has had since the system was started."""
+    """A name for a process, different from those of all processes before it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:  # another system
+    except OSError:  # not Linux
         return str(pid)
-    return f"{boot[:8]}-{stat.rpartition(')')[2].split()[19]}-{pid}"  # ticks from the boot on
+    return f"{boot[:8]}-{stat.rpartition(')')[2].split()[19]}-{pid}"  # its start, in clock ticks
 
 
 def _point(link: Path, target: Path) -> None:
@@ -193,7 +193,7 @@ def _point(link: Path, target: Path) -> None:
 
 
 def _git_commit() -> str | None:
-    """Of the code that runs, where it is a git checkout."""
+    """The commit of the running code, if it is a git checkout."""
     try:
         return subprocess.run(
             ["git", "rev-parse", "HEAD"],
@@ -208,7 +208,7 @@ def _git_commit() -> str | None:
 
 
 def _plain(args: dict[str, Any]) -> dict[str, Any]:
-    """As they are in a file."""
+    """Arguments as they are when read from JSON."""
     return json.loads(json.dumps(args, default=str))
 
 

@@ -46,22 +46,22 @@ from torchbeast.core.settings import Settings
 from torchbeast.core.stats import RunningStats
 
 Publish = Callable[[nn.Module, int], None]
-"""Gives the agent a model's weights and their version."""
+"""Publishes a model's weights and their version to the agent."""
 
-MAX_SKIPPED_UPDATES = 100  # in a row; more of them will not help
+MAX_SKIPPED_UPDATES = 100  # in a row; then the run ends
 
 logger = logging.getLogger("torchbeast")
 
 
 class NothingFinite(FloatingPointError):
-    """The gradient is not finite for update after update."""
+    """The gradient was not finite for MAX_SKIPPED_UPDATES updates in a row."""
 
 
 class Learner:
-    """A model, its optimizer and their statistics; `update` for any thread, the rest under `lock`.
+    """A model, its optimizer and statistics. Any thread may call `update`; the rest needs `lock`.
 
-    `finished` is set after `total_steps`, or by whoever ends the run; then nothing is learnt.
-    With several `ranks`, each makes the same updates, of the rollouts that all of them bring.
+    `finished` is set after `total_steps`, or to end the run; then there are no more updates. With
+    several `ranks`, each makes the same updates, with the rollouts of all of them.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Learner:
         distribution: Distribution | None = None,
     ) -> None:
         """`lock` and `stats` may be shared with other learners of the same model; `distribution` is
-        what `policy_logits` are the parameters of, None: a softmax policy's."""
+        that of the actions, whose parameters are `policy_logits`; None: a softmax policy's."""
         self.model = model.to(device)
         if flags.compile:
             self.model.compile()
@@ -91,24 +91,24 @@ class Learner:
         self.stats = stats or RunningStats()
         self.distribution = distribution
         self.name_source: Callable[[int], str] = "environment {}".format
-        """The environment behind a number in a batch's `source`, for people."""
+        """The environment with a number in a batch's `source`, in words."""
         self._skipped_in_a_row = 0
         self._last_nonfinite = ""
-        self._outliers = 0  # of the batch in hand, in running statistics
+        self._outliers = 0  # numbers of the current batch that the running statistics clipped
         self._repeats = RepeatFilter()
         self._sees_single_rows = getattr(model, "sees_single_rows", False)
         self._reward_scale = (
             RewardScale(flags.discounting).to(device) if flags.normalize_rewards else None
         )
         self.optimizer = optimizer or make_optimizer(self.model, flags)
-        # By steps taken, not by updates: exact whatever the batches held, also after a resume.
+        # By environment steps, not by updates: exact for any sizes of batches, also after a resume.
         self.scheduler = scheduler or torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda _: self._rate_factor()
         )
 
     @property
     def version(self) -> int:
-        """Of the weights: the number of updates they have seen."""
+        """The version of the weights: the number of updates so far."""
         return self.stats.updates
 
     def update(
@@ -116,8 +116,8 @@ class Learner:
     ) -> bool:
         """Learn from one batch and publish the weights; False once training is finished.
 
-        With several ranks, learn with those of the others; None: from those of the others alone,
-        if they have any.
+        With several ranks, an update learns from the batches of all; None: this rank has no batch,
+        and takes part in an update with those of the others, if they have any.
         """
         with self.lock:
             decision = Decision.WAIT
@@ -141,10 +141,10 @@ class Learner:
             return not self.finished.is_set()
 
     def step(self, batch: Batch | None, initial_state: tuple[Tensor, ...] = ()) -> None:
-        """Learn from one batch; not from rollouts that make the gradient infinite or NaN.
+        """Learn from one batch, without rollouts that make the gradient infinite or NaN.
 
-        Without anything to learn from there is no update and no new version, which would make the
-        rollouts to come older still. All ranks decide alike, by what all of them know.
+        If nothing is left to learn from, there is no update and no new version, which would make
+        later rollouts even older. All ranks decide alike, by what all of them know.
         """
         mine = None if batch is None else self._take_in(batch, initial_state)
         undo = Undo(self.model, self._reward_scale, self.optimizer, self.flags)
@@ -172,7 +172,7 @@ class Learner:
             self.scheduler.step()
 
     def _take_in(self, batch: Batch, initial_state: tuple[Tensor, ...]) -> Rollouts:
-        """Count what ended, and drop what is too old."""
+        """Count the episodes that ended, and mask rollouts that are too old."""
         lag = policy_lag(batch, self.version)
         self.stats.add_episodes(*finished_episodes(batch))
         if self.flags.max_policy_lag is not None:
@@ -181,9 +181,10 @@ class Learner:
         return Rollouts(batch, initial_state, lag)
 
     def _learn_from(self, mine: Rollouts | None) -> list[dict[str, float]] | None:
-        """All passes over the batch; returns what to report of each step of the optimizer.
+        """Make all passes over the batch; returns the figures of each step of the optimizer.
 
-        None: ends at the first gradient that is not finite, with which no step is made.
+        Returns None at the first gradient that is not finite, without making a step with it, and
+        an empty list if no rank has steps to learn from.
         """
         if int(self.ranks.sum(torch.tensor(0 if mine is None else mine.num_steps))) == 0:
             return []
@@ -206,7 +207,7 @@ class Learner:
     def _set_goals(
         self, mine: Rollouts | None
     ) -> tuple[Batch | None, tuple[Tensor, ...], Targets | Tensor | None]:
-        """What the passes see: the batch, and the targets for all of them, or the rewards."""
+        """The batch, its state, and what all passes learn from: targets, or else rewards."""
         finds_targets = self.flags.clip_ratio is not None
         if mine is None:
             if finds_targets and self.flags.normalize_advantages:
@@ -226,14 +227,14 @@ class Learner:
         return batch, initial_state, goals
 
     def _prepare_frames(self, batch: Batch) -> Batch:
-        """With frames as the nets take them, if the model can make that once for all passes."""
+        """The batch with frames prepared for the nets once for all passes, if the model can."""
         prepare: Any = getattr(self.model, "prepare_frames", None)
         if prepare is None or not wants_bf16(self.device, self.flags.autocast):
             return batch
         return {**batch, "frame": prepare(batch["frame"])}
 
     def _observe(self, mine: Rollouts | None) -> int:
-        """Take a batch into the running statistics; returns how many numbers were out of reach."""
+        """Update the running statistics with a batch; returns how many numbers were clipped."""
         outliers: Tensor | float = 0.0
         observe_frames: Any = getattr(self.model, "observe_frames", None)
         if observe_frames is not None:
@@ -252,9 +253,10 @@ class Learner:
         initial_state: tuple[Tensor, ...] = (),
         goals: Targets | Tensor | None = None,
     ) -> dict[str, float]:
-        """The gradient of a batch or a part of it, clipped; returns what to report about it.
+        """Compute and clip the gradient of a batch or minibatch; returns the figures to report.
 
-        `goals` are targets, or the rewards to find them from. None: others have the whole part.
+        `goals` are targets, or the rewards to find them from. Without a batch, only other ranks
+        have steps in the minibatch.
         """
         targets = goals if isinstance(goals, Targets) else None
         rewards = None if isinstance(goals, Targets) else goals
@@ -288,14 +290,14 @@ class Learner:
         self.stats.add_update(sum(counts), figures)
 
     def _scale_rewards(self, batch: Batch) -> Tensor:
-        """Those to learn from, [T, B]: clipped and scaled as the flags say."""
+        """The rewards to learn from, [T, B]: clipped and scaled as the flags say."""
         rewards = clip_rewards(batch, self.flags)
         return rewards if self._reward_scale is None else self._reward_scale.scale(rewards)
 
     def _find_nonfinite(self, mine: Rollouts) -> list[int]:
-        """Log and count the rollouts whose gradient is not finite.
+        """Find, log and count the rollouts whose gradient is not finite.
 
-        By the statistics of observations and rewards from before, which no rollout has spoilt.
+        The running statistics are those from before the batch, which its rollouts cannot spoil.
         """
         batch = mine.batch
 
@@ -329,8 +331,10 @@ class Learner:
             logger.warning("%s: %d numbers of the last batch.", text, number)
 
     def _skip(self) -> None:
-        """Count an update that cannot be made; NothingFinite if it goes on like this, unless it
-        may be a client's doing: nothing that one sends ends a run."""
+        """Count an update that cannot be made; NothingFinite if there are too many in a row.
+
+        With clients there is only an error in the log: nothing that a client sends ends a run.
+        """
         self.stats.count("skipped_updates", int(self.ranks.rank == 0))  # all ranks skip it
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row < MAX_SKIPPED_UPDATES:
@@ -347,7 +351,7 @@ class Learner:
             logger.error("%s The run goes on, as it may be a client's doing.", shown)
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is to go on from, under the names of TorchBeast's checkpoints."""
+        """All that a resume needs, under the names of TorchBeast's checkpoints."""
         return {
             "model_state_dict": self.model.state_dict(),
             "optimizer": self.flags.optimizer,
@@ -358,14 +362,14 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; another optimizer than it was begins with a state of its own."""
+        """Resume from `state_dict()`; an optimizer that is not the saved one gets a new state."""
         self.model.load_state_dict(state["model_state_dict"])
         self.stats.load_state_dict(state["stats"])
         if self._reward_scale is not None and "reward_scale" in state:
             self._reward_scale.load_state_dict(state["reward_scale"])
         self.scheduler.load_state_dict(state["scheduler_state_dict"])
         flags = self.flags
-        # What the flags say now holds, not what they said when the checkpoint was written.
+        # The current flags hold, not those at the time when the checkpoint was written.
         self.scheduler.base_lrs = [flags.learning_rate]
         optimizer_state = state["optimizer_state_dict"]
         if (before := state.get("optimizer", "rmsprop")) != flags.optimizer:
@@ -385,7 +389,7 @@ class Learner:
         load_optimizer(self.optimizer, optimizer_state, flags, lr)
 
     def _rate_factor(self) -> float:
-        """What the learning rate is multiplied by: the part of the training still to come."""
+        """The factor of the learning rate: with a linear schedule, the part of training to come."""
         if self.flags.schedule == "constant":
             return 1.0
         return max(0.0, 1.0 - self.stats.step / self.flags.total_steps)

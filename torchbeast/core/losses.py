@@ -20,8 +20,8 @@ from torchbeast.core.settings import Settings
 
 Batch = dict[str, Any]
 """Rows [T+1, B, ...] of the environment's fields, and `policy_logits`, `action` of the policy that
-acted, [T, B, ...] or longer; `version` [T, B] or [B] of its weights, and `source` [T+1, B] or [B],
-the number of the environment, if anybody knows them."""
+acted, [T, B, ...] or longer. If known, also the `version` of its weights, [T, B] or [B], and the
+`source`, [T+1, B] or [B]: the number of the environment."""
 
 MAX_LOG_RATIO = 20.0  # far beyond any clip
 REWARD_CLIPPING = ("abs_one", "soft_asymmetric", "none")
@@ -55,18 +55,18 @@ def compute_policy_gradient_loss(logits: Tensor, actions: Tensor, advantages: Te
 def compute_surrogate_loss(log_probs: Tensor, targets: "Targets", clip_ratio: float) -> Tensor:
     """PPO's clipped surrogate of V-trace's policy gradient, summed (Schulman et al. 2017).
 
-    The ratio is to the policy that the targets were found with, 1 at the first step, where the
-    gradient is V-trace's; beyond 1 +- `clip_ratio` there is nothing more to gain. That the policy
-    that acted was yet another one is what the advantages are weighted for.
+    The ratio is to the policy with which the targets were found: it is 1 at the first step, where
+    the gradient is V-trace's; beyond 1 +- `clip_ratio` there is nothing more to gain. The
+    importance weights in the advantages correct for the policy that acted, which is older.
     """
     log_ratio = (log_probs - targets.log_probs).masked_fill(~targets.mask, 0.0)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()  # or it may be infinite
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()  # kept finite
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     return -torch.min(ratio * targets.pg_advantages, clipped * targets.pg_advantages).sum()
 
 
 def normalize(advantages: Tensor, mask: Tensor, ranks: Ranks = ALONE) -> Tensor:
-    """At a mean of 0 and a deviation of 1 where the masks of all ranks are, 0 elsewhere."""
+    """Advantages with mean 0 and deviation 1 over the masked-in steps of all ranks, 0 elsewhere."""
     counted = advantages[mask].double()
     mean, deviation = _moments_over(ranks, counted)
     normal = (advantages - mean.float()) / deviation.float().clamp(min=1e-8)
@@ -74,12 +74,12 @@ def normalize(advantages: Tensor, mask: Tensor, ranks: Ranks = ALONE) -> Tensor:
 
 
 def normalize_nothing(device: torch.device, ranks: Ranks) -> None:
-    """The part in it of a rank that has no advantages."""
+    """`normalize` on a rank that has no advantages, but must take part in the sums."""
     _moments_over(ranks, torch.zeros(0, dtype=torch.float64, device=device))
 
 
 def _moments_over(ranks: Ranks, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the numbers of all ranks, of 64 bits, as squares are summed."""
+    """Mean and deviation of the numbers of all ranks, in float64, as squares are summed."""
     count = torch.full_like(numbers.sum(), len(numbers))
     sums = ranks.sum(torch.stack([count, numbers.sum(), numbers.square().sum()]))
     count, mean, square = sums[0], sums[1] / sums[0], sums[2] / sums[0]
@@ -87,10 +87,10 @@ def _moments_over(ranks: Ranks, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_auxiliary(losses: dict[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """The losses that a model returned with its output, each one number, weighted by the model.
+    """Sum each of the losses that a model returned with its output to one number.
 
     A loss is a number, or one for each row, [T+1, B] or [T, B]; `mask` [T, B] says which rows are
-    learnt from. Row T does not count: it is row 0 of the next rollout.
+    learnt from. Row T does not count: it is row 0 of the next rollout. The model has weighted them.
     """
     sums = {}
     for name, loss in losses.items():
@@ -107,7 +107,7 @@ def sum_auxiliary(losses: dict[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
 
 
 def clip_reward(reward: Tensor, how: str) -> Tensor:
-    """The reward that is learnt from; what is reported is always the environment's own."""
+    """The reward to learn from; the reported reward is always the environment's own."""
     if how == "abs_one":
         return reward.clamp(-1, 1)
     if how == "soft_asymmetric":  # the paper's DMLab clip: losses count less than wins
@@ -124,14 +124,14 @@ def clip_rewards(batch: Batch, flags: Settings) -> Tensor:
 
 
 class Targets(NamedTuple):
-    """What a batch is learnt towards, all [T, B] and without gradient."""
+    """V-trace's targets for a batch, all [T, B] and without gradient."""
 
     vs: Tensor
     pg_advantages: Tensor
     log_probs: Tensor
-    """Of the actions, under the policy that the targets were found with."""
+    """Log-probabilities of the actions, under the policy with which the targets were found."""
     log_rhos: Tensor
-    """The same, minus those under the policy that acted."""
+    """`log_probs` minus those under the policy that acted: the log importance weights."""
     mask: Tensor
     """False where a transition did not happen."""
 
@@ -144,8 +144,8 @@ def find_targets(
     distribution: Distribution | None = None,
     ranks: Ranks = ALONE,
 ) -> Targets:
-    """V-trace's, by what the model said, `policy_logits` and `baseline`, at the T+1 rows."""
-    # Transition t leads from row t to row t + 1: what it brought stands on row t + 1.
+    """V-trace's targets from the model's `output` at the T+1 rows: `policy_logits`, `baseline`."""
+    # Transition t leads from row t to row t + 1: its `done` and `truncated` are on row t + 1.
     T = len(rewards)
     distribution = distribution or Categorical(output["policy_logits"].shape[-1])
     actions = map_tree(lambda x: x[:T], batch["action"])
@@ -172,7 +172,7 @@ def find_targets(
 def flatten_steps(batch: Batch, targets: Targets) -> tuple[Batch, Targets]:
     """The steps of all rollouts side by side, [T, B, ...] -> [1, T*B, ...], to be mixed.
 
-    For models to which it is all the same what came before a row.
+    For models whose output for a row depends on that row alone.
     """
     T = len(targets.mask)
 
@@ -187,7 +187,7 @@ def flatten_steps(batch: Batch, targets: Targets) -> tuple[Batch, Targets]:
 def run_model(
     model: nn.Module, batch: Batch, initial_state: tuple[Tensor, ...], flags: Settings
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the model says at the T+1 rows, `policy_logits` and `baseline`, and its own losses."""
+    """The model's `policy_logits` and `baseline` at the T+1 rows, and its own losses."""
     with autocast(batch["done"].device, flags.autocast):
         output, _ = model(batch, initial_state)
     output = as_output(output)
@@ -205,11 +205,11 @@ def compute_loss(
     targets: Targets | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """IMPALA's loss of a batch and the model's own, if it has any, and what to report about it.
+    """The loss of a batch, IMPALA's and the model's own, and the figures to report about it.
 
-    `rewards` [T, B] are those to learn from; None: the batch's, clipped. `distribution` is what the
-    logits are the parameters of; None: a softmax policy's. `targets` may have been found before,
-    with other weights; None: they are found here, as one with those of the other `ranks`.
+    `rewards` [T, B] are those to learn from; None: the batch's, clipped. `distribution` is that of
+    the actions, whose parameters are the logits; None: a softmax policy's. `targets` may have been
+    found before, with older weights; None: they are found here, normalised over all `ranks`.
     """
     output, auxiliary = run_model(model, batch, initial_state, flags)
     distribution = distribution or Categorical(output["policy_logits"].shape[-1])
@@ -247,9 +247,9 @@ def compute_loss(
 
 
 class Loss(nn.Module):
-    """`compute_loss` as a module, for what must see whole passes: DistributedDataParallel.
+    """`compute_loss` as a module, which DistributedDataParallel can wrap.
 
-    `nothing` is what the loss of a rank without rollouts depends on, and no other.
+    `nothing` is a parameter on which only the loss of a rank without rollouts depends.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Loss(nn.Module):
         rewards: Tensor | None = None,
         targets: Targets | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Without a batch the loss is 0: this rank is there for the backward pass of the others."""
+        """Without a batch the loss is 0: this rank takes part in the others' backward pass."""
         if batch is None:
             if self._flags.normalize_advantages and self._flags.clip_ratio is None:
                 normalize_nothing(self.nothing.device, self._ranks)
@@ -290,7 +290,7 @@ class Loss(nn.Module):
 def effective_sample_size(log_rhos: Tensor) -> Tensor:
     """(sum of weights)^2 / (N * sum of their squares): 1 if all weigh the same, 1/N if one has all.
 
-    How much the data are worth to the policy that learns from them; nothing weighs the same.
+    It says how much the data are worth to the policy that learns. 1 if there are no weights.
     """
     if len(log_rhos) == 0:
         return torch.ones_like(log_rhos.sum())

@@ -1,4 +1,4 @@
-"""The parts of a batch that the optimizer makes its steps with, dealt out over all learners."""
+"""Splits batches into minibatches, one for each step of the optimizer, alike on all learners."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,19 +11,19 @@ from torchbeast.core.settings import Settings
 
 
 class Part(NamedTuple):
-    """Of one rank's batch, for one step of the optimizer."""
+    """The part of one rank's batch that is in a minibatch."""
 
     columns: Tensor | None
-    """None: all."""
+    """Indices of the batch's columns (rollouts, or mixed steps); None: all."""
     num_steps: int
-    """In these columns, without those that are not learnt from; 0: others have all of this part."""
+    """Steps in these columns that are learnt from; 0: only other ranks have some."""
 
 
 def deal_out(mask: Tensor | None, flags: Settings, ranks: Ranks) -> list[Part]:
-    """The parts of all passes that some rank has something in; as many on every rank.
+    """The minibatches of all passes in which some rank has steps; as many on every rank.
 
-    `mask` [T, B] says what is learnt from here; None: nothing. The parts are those that all
-    ranks' columns side by side would be dealt out to.
+    `mask` [T, B] says which steps are learnt from; None: this rank has no batch. Minibatches are
+    those of one large batch, which has the columns of all ranks side by side.
     """
     num_columns = 0 if mask is None else mask.shape[1]
     columns_of = ranks.gather(torch.tensor(num_columns)).tolist()
@@ -51,7 +51,7 @@ def deal_out(mask: Tensor | None, flags: Settings, ranks: Ranks) -> list[Part]:
 def _deal(
     num_columns: int, first: int, num_parts: int, device: torch.device | None
 ) -> Iterator[Tensor | None]:
-    """At random, one after the other, beginning where the rank before has left off."""
+    """Deal shuffled columns out to the parts in turn, from where the rank before has stopped."""
     if num_parts <= 1:
         yield from [None] * num_parts
         return

@@ -1,4 +1,4 @@
-"""Which rollouts of a batch make its gradient infinite or not-a-number, and who sent them."""
+"""Finds the rollouts that make a batch's gradient infinite or NaN, and says who sent them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from torchbeast.core.rollouts import pick_columns
 MAX_NAMED = 4  # rollouts in one message
 
 Loss = Callable[[Any, Any], Tensor]
-"""Of a batch [T+1, B, ...] and the agent's state at its first row."""
+"""From a batch [T+1, B, ...] and the agent's state at its first row to the loss."""
 
 
 def find_nonfinite(model: nn.Module, loss_of: Loss, batch: Any, initial_state: Any) -> list[int]:
-    """The columns whose gradient, each alone, has no finite norm."""
+    """The columns (rollouts) that by themselves have a gradient whose norm is not finite."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     nonfinite = []
     for i in range(batch["reward"].shape[1]):
         loss = loss_of(pick_columns(batch, [i]), pick_columns(initial_state, [i]))
-        # Not `backward`, which would set off the hooks of what is wrapped around the model.
+        # Not `backward`, which would trigger the hooks of DistributedDataParallel.
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         norm = nn.utils.get_total_norm([g for g in gradients if g is not None])
         if not norm.isfinite():
@@ -32,7 +32,7 @@ def find_nonfinite(model: nn.Module, loss_of: Loss, batch: Any, initial_state: A
 def describe_rollouts(
     batch: Any, columns: Sequence[int], version: int, name_source: Callable[[int], str]
 ) -> str:
-    """Who sent these rollouts, the range of their numbers, and the weights that acted."""
+    """Text for a message: who sent these rollouts, their ranges, and the weights that acted."""
     texts = [_describe(pick_columns(batch, [i]), i, name_source) for i in columns[:MAX_NAMED]]
     if len(columns) > MAX_NAMED:
         texts.append(f"{len(columns) - MAX_NAMED} more")

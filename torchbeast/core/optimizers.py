@@ -1,4 +1,4 @@
-"""The optimizers by name, each set up as the settings say, at the start and after a resume."""
+"""Makes the optimizer that the settings name, and restores its state after a resume."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from torchbeast.core.settings import Settings
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """The optimizer that the settings name."""
+    """Make the optimizer that the settings name."""
     kinds: dict[str, Any] = {
         "rmsprop": torch.optim.RMSprop,
         "adam": torch.optim.Adam,
@@ -29,10 +29,11 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
 
 
 def _fastest(settings: Settings, parameters: list[nn.Parameter]) -> dict[str, bool]:
-    """On CPU, too: `foreach` takes two thirds of a plain loop's time, `fused` a third of that.
+    """Options for PyTorch's fastest implementation of the optimizer's step.
 
-    Not for SGD with momentum, where PyTorch's fused step wants all weights to get their first
-    gradients at once; a part of a model may be used later than the rest.
+    On a CPU, too, `foreach` takes two thirds of a plain loop's time, and `fused` a third of that.
+    SGD with momentum is not fused: there PyTorch requires all weights to get their first gradients
+    at once, and a part of a model may be used later than the rest.
     """
     is_fusible = settings.optimizer in ("adam", "adamw") or (
         settings.optimizer == "sgd" and settings.momentum == 0
@@ -45,9 +46,9 @@ def _fastest(settings: Settings, parameters: list[nn.Parameter]) -> dict[str, bo
 
 @functools.cache
 def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The same optimizer, which does not import PyTorch's compiler: half of the time to start.
+    """The same optimizer without importing PyTorch's compiler, which takes half of the start-up.
 
-    What PyTorch wraps its methods in is for optimizers that are compiled themselves.
+    It lacks PyTorch's wrappers of its methods, which are for optimizers that are compiled.
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
@@ -56,7 +57,7 @@ def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Opti
 
 
 def options_of(settings: Settings) -> dict[str, Any]:
-    """What the settings say for their optimizer, besides the learning rate."""
+    """The optimizer's options in the settings, without the learning rate."""
     if settings.optimizer == "rmsprop":
         return {
             "alpha": settings.alpha,
@@ -74,14 +75,14 @@ def options_of(settings: Settings) -> dict[str, Any]:
 def load_optimizer(
     optimizer: torch.optim.Optimizer, state: dict[str, Any], settings: Settings, lr: float
 ) -> None:
-    """Go on from `state`, with what the settings say now and not when it was written."""
+    """Load a saved state; options and learning rate are those of the current settings."""
     how = {k: optimizer.defaults[k] for k in ("foreach", "fused") if k in optimizer.defaults}
     groups = [{**group, **how} for group in state["param_groups"]]
     optimizer.load_state_dict({**state, "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if torch.is_tensor(value) and value.shape == parameter.shape:
-                # In the weight's own order of memory, which is all that a fused step looks at.
+                # In the weight's own memory format, as a fused step ignores strides.
                 values[name] = torch.empty_like(parameter).copy_(value)
     for group in optimizer.param_groups:
         group.update(**options_of(settings), lr=lr, initial_lr=settings.learning_rate)

@@ -1,4 +1,4 @@
-"""In which precision nets run: the learner's, and PolyBeast's agent."""
+"""The precision, float32 or bfloat16, of the learner's nets and of PolyBeast's agent."""
 
 import functools
 

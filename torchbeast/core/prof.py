@@ -1,4 +1,4 @@
-"""Where the time goes: mean and deviation of the time between named points of a loop."""
+"""A simple profiler: mean and deviation of the time between named points of a loop."""
 
 import math
 import timeit

@@ -1,8 +1,8 @@
-"""When the learners of a run update together, and with whose rollouts.
+"""Rounds: when the learners of a run make an update together, and with whose rollouts.
 
-Every update begins with a meeting: each rank says whether it has a batch, and all decide alike by
-what all have said. A rank without a batch comes, too, a few times a second, so that nobody waits
-for long in a meeting, and those that have a batch can go on without those that have none.
+Every update begins with a round: each rank reports whether it has a batch, and all ranks decide
+alike, by the reports of all. A rank without a batch takes part, too, a few times a second, so that
+no rank waits for long in a round, and those with a batch can go on without those that have none.
 """
 
 import enum
@@ -18,26 +18,26 @@ from torchbeast.core.ranks import Ranks
 
 logger = logging.getLogger("torchbeast")
 
-IDLE_ROUND_S = 0.1  # between two meetings of a rank without a batch
-PATIENCE_S = 1.0  # that others wait at least for a rank that took part in the last update
+IDLE_ROUND_S = 0.1  # between two rounds of a rank without a batch
+PATIENCE_S = 1.0  # minimum time to wait for a rank that took part in the last update
 
 
 class Decision(enum.Enum):
-    WAIT = enum.auto()  # meet again
+    WAIT = enum.auto()  # have another round
     GO = enum.auto()
     STOP = enum.auto()
 
 
 class Stop(Protocol):
     signal: int | None
-    """That asked for the end, if any did."""
+    """The signal that asked to stop, or None."""
 
     @property
     def exit_code(self) -> int: ...
 
 
 class Rounds:
-    """The meetings of one rank. For one thread at a time: whoever holds the learner's lock."""
+    """The rounds of one rank. For one thread at a time: the one that holds the learner's lock."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -46,11 +46,11 @@ class Rounds:
         self._ready_at: float | None = None
         self._repeats = RepeatFilter()
         self.stop: Stop | None = None
-        """Of this rank; all ranks stop together."""
+        """This rank's request to stop; all ranks stop together."""
         self.had_clients: Callable[[], bool] = bool
-        """Whether what this rank learns from may be the doing of environments from outside."""
+        """Says whether this rank has learnt from clients' environments."""
         self.any_clients = False
-        """Whether any rank had, at the last meeting."""
+        """Whether any rank had, in the last round."""
 
     @property
     def stops_alone(self) -> bool:
@@ -59,15 +59,15 @@ class Rounds:
 
     @property
     def idle_s(self) -> float:
-        """Since the last meeting."""
+        """Seconds since the last round."""
         return time.monotonic() - self._met_at
 
     def meet(self, has_batch: bool) -> Decision:
-        """Who has a batch, and what to do then.
+        """Have one round with all ranks; returns their decision.
 
-        A rank that was there at the last update is waited for, but not for longer than a second or
-        the time that the fastest took for its batch, whichever is more. After that it is no longer
-        waited for, until it has a batch again.
+        Ranks that took part in the last update are waited for, but not for longer than PATIENCE_S
+        or the time that the fastest took for its batch, whichever is more. After that a late rank
+        is no longer waited for, until it has a batch again.
         """
         now = time.monotonic()
         if has_batch and self._ready_at is None:

@@ -1,4 +1,4 @@
-"""Statistics of a run with several learners: all ranks have the same, of all ranks."""
+"""Statistics of a run with several learners: each rank has those of all ranks together."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,8 @@ from typing import Any
 from libtorchbeast.episode_info import InfoSums, add_sums
 from torchbeast.core.stats import RunningStats
 
-# Of an update: means over its steps, or the same everywhere. All others are sums, as losses are.
+# Figures of an update that are means over steps, or the same on all ranks. Others are sums, such as
+# losses.
 MEANS = {
     "clipped_rho_fraction",
     "effective_sample_size",
@@ -15,20 +16,20 @@ MEANS = {
     "grad_norm",
     "policy_lag",
 }
-# Of what comes with no update: sizes, which add up. All others are means.
+# Figures that belong to no update and are summed over ranks: sizes. Others are averaged.
 POLLED_SIZES = {"num_actors", "learner_queue_size", "inference_queue_size"}
 SIZES = POLLED_SIZES | {"batch_size"}
 
 
 class SharedStats(RunningStats):
-    """What this rank adds is news, which counts once it has been exchanged with the other ranks'.
+    """What this rank adds is news, which counts only after it has been exchanged with other ranks.
 
-    `add_update` is for what all ranks know already.
+    `add_update` counts at once: all ranks call it with the same values.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._polled: dict[tuple[int, str], float] = {}  # the newest of each rank
+        self._polled: dict[tuple[int, str], float] = {}  # newest value, by rank and name
         self._forget_news()
 
     def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
@@ -51,7 +52,7 @@ class SharedStats(RunningStats):
             self._news_counts[name] = self._news_counts.get(name, 0) + number
 
     def take_news(self) -> dict[str, Any]:
-        """Of this rank since the last call, for JSON."""
+        """This rank's news since the last call, in a form for JSON."""
         with self._lock:
             news = {
                 "episodes": self._news_episodes,
@@ -63,7 +64,7 @@ class SharedStats(RunningStats):
             return news
 
     def add_news(self, all_news: list[dict[str, Any]]) -> None:
-        """Of all ranks, in the order of the ranks."""
+        """Add the news of all ranks, given in the order of the ranks."""
         sizes: dict[str, float] = {}
         polled: set[str] = set()
         for rank, news in enumerate(all_news):
@@ -74,7 +75,7 @@ class SharedStats(RunningStats):
                 super().count(name, number)
             with self._lock:
                 for name, (total, number) in news["observed"].items():
-                    if name in POLLED_SIZES:  # which updates may be faster than
+                    if name in POLLED_SIZES:  # not in every exchange: keep each rank's newest
                         polled.add(name)
                         self._polled[rank, name] = total / number
                     elif name in SIZES:
@@ -94,7 +95,7 @@ class SharedStats(RunningStats):
 
 
 def mean_figures(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Of an update, from those of each step of the optimizer and its `weight`: the steps in it."""
+    """An update's figures from those of its optimizer steps; `weight` is the steps in each."""
     figures = {}
     for name in dict.fromkeys(name for step in steps for name in step if name != "weight"):
         known = [(step[name], step["weight"]) for step in steps if name in step]
@@ -104,7 +105,7 @@ def mean_figures(steps: list[dict[str, float]]) -> dict[str, float]:
 
 
 def merge_figures(figures: list[dict[str, float]], num_steps: list[int]) -> dict[str, float]:
-    """An update's figures from those of each rank, which has learnt from so many steps."""
+    """An update's figures from those of each rank, and the steps that each has learnt from."""
     merged = {}
     for name in dict.fromkeys(name for of_rank in figures for name in of_rank):
         known = [(f[name], n) for f, n in zip(figures, num_steps, strict=True) if name in f]
@@ -114,7 +115,7 @@ def merge_figures(figures: list[dict[str, float]], num_steps: list[int]) -> dict
 
 
 def weighted_mean(values: Sequence[tuple[float, float]]) -> float:
-    """Of values and their weights, but for values that are not finite."""
+    """The mean of (value, weight) pairs, without values that are not finite."""
     known = [(value, weight) for value, weight in values if math.isfinite(value)]
     total = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / total if total else math.nan

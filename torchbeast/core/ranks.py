@@ -1,7 +1,7 @@
-"""Several learners of one run, as the algorithm sees them: who they are, and what they share.
+"""Several learners of one run: their ranks, and what they compute and exchange together.
 
 torchrun starts them and gives each a rank. `OneRank` stands for a learner without others;
-`runtime/distributed.py` has what PyTorch's process groups make of the same methods.
+`runtime/distributed.py` implements the same methods with PyTorch's process groups.
 """
 
 import os
@@ -16,12 +16,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Place:
-    """Of this process among the learners that torchrun has started; alone without it."""
+    """The rank of this process among the learners that torchrun has started; else alone."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Among those of this machine."""
+    """Its rank among the learners of this machine."""
     local_size: int = 1
 
     @classmethod
@@ -36,49 +36,50 @@ class Place:
         return self.size == 1
 
     def share_of(self, items: Sequence[Item], on_this_machine: bool = False) -> list[Item]:
-        """Every learner has another part; `on_this_machine`: of what only those here can reach."""
+        """This learner's part of `items`, divided among all learners, or those of this machine."""
         if on_this_machine:
             return list(items[self.local_rank :: self.local_size])
         return list(items[self.rank :: self.size])
 
 
 class LostLearner(RuntimeError):
-    """Another learner has ended, or does not answer any more: nothing can be learnt together."""
+    """Another learner has ended, or does not answer any more, so that training cannot go on."""
 
 
 class Ranks(Protocol):
-    """What learners do together. All of them must call the same methods in the same order."""
+    """What learners do together. All ranks must call the collective methods in the same order;
+    `look_up` and `write` are not collective."""
 
     rank: int
     size: int
 
     def wrap(self, loss: nn.Module, device: Any) -> nn.Module:
-        """`loss`, whose gradients are summed over all ranks in the backward pass."""
+        """Wrap `loss` so that the backward pass sums its gradients over all ranks."""
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of what the wrapped module has returned."""
+        """The backward pass of a loss that the wrapped module has returned."""
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Over all ranks."""
+        """The sum of `tensor` over all ranks."""
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Those of all ranks, [size, ...]."""
+        """The tensors of all ranks, [size, ...]."""
 
     def exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """The messages of all ranks, of what JSON can hold."""
+        """The messages of all ranks, in their order; a message is what JSON can hold."""
 
     def share(self, contents: Any) -> Any:
-        """What rank 0 gives here: tensors, numbers and strings, as in a checkpoint."""
+        """The `contents` of rank 0: tensors, numbers and strings, as in a checkpoint."""
 
     def look_up(self, name: str) -> str | None:
-        """What some rank has written under this name; does not wait for the others."""
+        """The text that some rank has written under this name, or None; does not wait."""
 
     def write(self, name: str, text: str) -> None:
-        """For those who look it up, unless another rank has been faster."""
+        """Write a text for `look_up`, unless a rank has written one under this name already."""
 
 
 class OneRank:
-    """A learner that has no others."""
+    """The `Ranks` of a single learner."""
 
     rank = 0
     size = 1

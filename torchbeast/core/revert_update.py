@@ -1,4 +1,4 @@
-"""What an update changes before it may fail, put back; and buffers, evened out over ranks."""
+"""Reverts an update that has failed, and averages buffers over ranks."""
 
 import copy
 
@@ -13,10 +13,10 @@ from torchbeast.core.settings import Settings
 
 
 class Undo:
-    """Remembers what it is made from; a call puts all of it back, as often as one likes.
+    """Saves the state of model, statistics and optimizer; each call restores it.
 
-    Forward passes change running means; of several steps of the optimizer the first may have been
-    made when a later one fails.
+    Forward passes change running means, and of several steps of the optimizer the first may have
+    been made when a later one fails.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Undo:
             self._scale.restore(self._returns)
 
     def changed_buffers(self, ranks: Ranks) -> list[Tensor]:
-        """Those of the model that passes have changed on some rank, each in its own way.
+        """The model's buffers that forward passes have changed, differently on each rank.
 
-        Such as batch normalisation's; our own statistics are the same everywhere already.
+        Such as batch normalisation's; our own statistics are the same on all ranks already.
         """
         if ranks.size == 1:
             return []
@@ -64,7 +64,7 @@ class Undo:
 
 @torch.no_grad()
 def even_out(buffers: list[Tensor], mine: Rollouts | None, ranks: Ranks) -> None:
-    """Give all ranks the mean of their buffers, by the steps that each has learnt from."""
+    """Set buffers to their mean over ranks, weighted by the steps that each has learnt from."""
     if not buffers:
         return
     weight = torch.tensor(0 if mine is None else mine.num_steps, dtype=torch.float64)

@@ -3,8 +3,8 @@
     R[t] = reward[t] + gamma * R[t-1], from 0 at the start of an episode
 
 is followed through each environment's rollouts, one after the other. Its variance over all steps so
-far says how large rewards are, given how far the agent looks ahead. What is reported, and the
-reward that the agent sees, are the environment's own.
+far says how large rewards are, given how far the agent looks ahead. Reported returns, and the
+reward that the agent sees, are not scaled.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.running_moments import MAX_NORMALIZED, RunningMoments
 from torchbeast.core.vtrace import suffix_scan
 
-MAX_ENVIRONMENTS = 100_000  # whose return is kept; environments from elsewhere come and go
+MAX_ENVIRONMENTS = 100_000  # whose R is kept; environments from elsewhere come and go
 
 
 class RewardScale(nn.Module):
@@ -26,7 +26,7 @@ class RewardScale(nn.Module):
         super().__init__()
         self.moments = RunningMoments()
         self._discounting = discounting
-        self._returns: dict[int, float] = {}  # by the environment's number
+        self._returns: dict[int, float] = {}  # by `source`
 
     def snapshot(self) -> dict[int, float]:
         return dict(self._returns)
@@ -35,21 +35,21 @@ class RewardScale(nn.Module):
         self._returns = dict(snapshot)
 
     def scale(self, rewards: Tensor) -> Tensor:
-        """The rewards that are learnt from."""
+        """Divide rewards by the deviation; the result is clipped to MAX_NORMALIZED."""
         deviation = self.moments.deviation.to(rewards.dtype)
         return (rewards / deviation).clamp(-MAX_NORMALIZED, MAX_NORMALIZED)
 
     @torch.no_grad()
     def observe(self, rewards: Tensor, batch: dict[str, Any], ranks: Ranks = ALONE) -> Tensor:
-        """Take in the rewards [T, B] of a batch's transitions; returns how many were out of reach.
+        """Update the statistics with a batch's rewards [T, B]; returns how many were clipped.
 
-        Without a `source` in the batch nobody knows which rollouts follow each other; each then
+        Without a `source` in the batch it is not known which rollouts follow each other; each then
         begins at 0, and the deviation is too small if episodes are longer than rollouts.
         """
         # A transition that did not happen has no reward and takes no time.
         truncated, starts = batch["truncated"][1:], batch["done"][:-1]
         rewards = rewards.double().masked_fill(truncated, 0.0)
-        reach = self.moments.reach  # or one reward is in the returns of all steps that follow
+        reach = self.moments.reach  # clipped, or a huge reward would be in all later returns
         gains = rewards.clamp(-reach, reach)
         num_outliers = (gains != rewards).sum()
         decays = torch.full_like(gains, self._discounting).masked_fill(truncated, 1.0)
@@ -59,22 +59,22 @@ class RewardScale(nn.Module):
             if sources:
                 before = [self._returns.pop(source, 0.0) for source in sources]
                 gains[0, columns] += decays[0, columns] * gains.new_tensor(before)
-            # x[t] from x[t+1], as V-trace has it, of rows in the opposite order.
+            # `suffix_scan` finds x[t] from x[t+1]; with time reversed, R[t] from R[t-1].
             reverse = suffix_scan(decays[:, columns].flip(0), gains[:, columns].flip(0))
             returns[:, columns] = reverse.flip(0)
             self._returns.update(zip(sources, returns[-1, columns].tolist(), strict=False))
         self.moments.add(returns[~truncated], ranks)
         while len(self._returns) > MAX_ENVIRONMENTS:
-            self._returns.pop(next(iter(self._returns)))  # whose last rollout is the oldest
+            self._returns.pop(next(iter(self._returns)))  # that of the oldest rollout
         return num_outliers
 
     def observe_nothing(self, ranks: Ranks) -> None:
-        """Take in the rewards of other ranks alone."""
+        """Update the statistics with the rewards of other ranks, as this one has none."""
         self.moments.add(self.moments.mean.new_zeros(0), ranks)
 
 
 def _in_turn(batch: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
-    """Environments and their columns; one that is in the batch again is in the next pair."""
+    """Pairs of environments and their columns; a second rollout of one is in the next pair."""
     if "source" not in batch:
         return [([], list(range(batch["done"].shape[1])))]
     source = batch["source"]

@@ -1,4 +1,4 @@
-"""What a batch says besides what is learnt from it: how old it is, and which episodes ended."""
+"""Batches of rollouts: how old they are, which episodes ended in them, and parts of them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,13 +27,13 @@ class Rollouts(NamedTuple):
         return int(self.mask.sum())
 
     def without(self, columns: list[int]) -> "Rollouts | None":
-        """The others, if there are any."""
+        """The rollouts without these columns; None if none is left."""
         kept = [i for i in range(self.lag.shape[1]) if i not in columns]
         return Rollouts(*pick_columns(tuple(self), kept)) if kept else None
 
 
 def pick_columns(tree: Any, columns: Sequence[int] | Tensor) -> Any:
-    """These rollouts of a tree of tensors [T, B, ...] or [B]."""
+    """Select rollouts from a tree of tensors [T, B, ...] or [B]."""
 
     def pick(x: Tensor) -> Tensor:
         # Whole rows are copied: on a CPU that takes a tenth of the time of x[:, columns].
@@ -44,7 +44,7 @@ def pick_columns(tree: Any, columns: Sequence[int] | Tensor) -> Any:
 
 
 def policy_lag(batch: Batch, version: int) -> Tensor:
-    """By how many updates the weights that acted were behind, [T, B]; 0 where nobody acted."""
+    """By how many updates the weights that acted were behind, [T, B]; 0 in truncated rows."""
     truncated = batch["truncated"][1:]
     if "version" not in batch:
         return torch.zeros_like(truncated, dtype=torch.int64)
@@ -52,9 +52,9 @@ def policy_lag(batch: Batch, version: int) -> Tensor:
 
 
 def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
-    """Let nothing be learnt from rollouts with a step that is further behind; returns how many.
+    """Mask rollouts with a step that is more than `max_lag` updates behind; returns how many.
 
-    A row that is `truncated` counts for nothing, so that is what all their rows become.
+    All their rows become `truncated`, so that nothing is learnt from them.
     """
     is_old = (lag > max_lag).any(dim=0)  # [B]
     batch["truncated"] = batch["truncated"] | is_old
@@ -64,7 +64,7 @@ def drop_old_rollouts(batch: Batch, lag: Tensor, max_lag: int) -> int:
 def finished_episodes(batch: Batch) -> tuple[list[float], list[int]]:
     """Returns and lengths of the episodes that ended in this batch.
 
-    Row 0 was the last row of the rollout before and has been counted there.
+    Row 0 was the last row of the rollout before, and has been counted there.
     """
     done, episode_step = batch["done"][1:], batch["episode_step"][1:]
     over = done & (episode_step > 0)  # not the very first row, not a lost life

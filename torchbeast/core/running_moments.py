@@ -1,4 +1,4 @@
-"""Mean and deviation of all numbers so far, of observations or of returns."""
+"""Running mean and standard deviation, for normalised observations and rewards."""
 
 import torch
 from torch import Tensor, nn
@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torchbeast.core.ranks import ALONE, Ranks
 
 EPSILON = 1e-8
-MAX_NORMALIZED = 10.0  # what hardly varied so far may be anything later
-MAX_DEVIATIONS = 30.0  # a sample further from the mean counts as one that is so far away
-MIN_COUNT = 100  # samples, until which nobody knows what is far
+MAX_NORMALIZED = 10.0  # normalised numbers are clipped: one that hardly varied so far may be huge
+MAX_DEVIATIONS = 30.0  # samples further from the mean than that are clipped
+MIN_COUNT = 100  # samples before which none is clipped
 
 
 class RunningMoments(nn.Module):
@@ -20,7 +20,7 @@ class RunningMoments(nn.Module):
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        # Of 64 bits: after many millions of samples one more must still count.
+        # 64 bits, so that after many millions of samples one more still counts.
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
@@ -31,20 +31,19 @@ class RunningMoments(nn.Module):
 
     @property
     def reach(self) -> Tensor:
-        """How far from the mean samples count as they are; numbers of the order of 1 always do.
+        """How far from the mean samples may be without being clipped; at least MAX_DEVIATIONS.
 
-        One that is 1e30 would otherwise make all others 0 for ever. If such numbers go on to come,
-        the deviation, and this with it, grows by a factor with each of their batches.
+        Otherwise a single 1e30 would make all other numbers 0 for ever. If such numbers keep
+        coming, the deviation, and the reach with it, grows by a factor with each batch.
         """
         reach = MAX_DEVIATIONS * self.deviation.clamp(min=1.0)
         return torch.where(self.count >= MIN_COUNT, reach, torch.inf)
 
     @torch.no_grad()
     def add(self, samples: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """Take in samples [N, ...]: of two sets, the means and variances give those of both.
+        """Update the moments with the samples [N, ...] of all ranks, clipped to the reach.
 
-        All ranks take in the samples of all. Returns how many numbers of this one's were out of
-        reach.
+        Returns how many numbers of this rank's samples were clipped.
         """
         numbers, reach = samples.double(), self.reach
         samples = numbers.clamp(self.mean - reach, self.mean + reach)
@@ -53,7 +52,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def add_bounded(self, samples: Tensor, ranks: Ranks = ALONE) -> None:
-        """The same for numbers that cannot be far out, such as those of images."""
+        """The same without clipping, for bounded numbers such as those of images."""
         own = torch.zeros((3, *self.mean.shape), dtype=torch.float64, device=self.mean.device)
         if len(samples) > 0:
             own[0] = len(samples)

@@ -1,4 +1,4 @@
-"""Running statistics of a training run: what is shown, logged and kept in checkpoints."""
+"""A run's statistics, which are shown, logged and kept in checkpoints."""
 
 import math
 import threading
@@ -13,7 +13,7 @@ EPISODE_WINDOW = 100
 
 
 class _Count:
-    """A number that stands in the `counts` of some statistics."""
+    """An attribute whose value is stored in the object's dict `counts`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -26,7 +26,7 @@ class _Count:
 
 
 class RunningStats:
-    """Counts steps and episodes exactly; averages what each update reports between two logs.
+    """Counts steps and episodes exactly; averages the figures of updates between two logs.
 
     Learner threads write, the main thread reads.
     """
@@ -36,10 +36,10 @@ class RunningStats:
     episodes = _Count()
 
     def __init__(self, counts: dict[str, Any] | None = None) -> None:
-        """Who gives `counts` may let several learners, one at a time, count in the same dict."""
+        """`counts` may be shared by several learners, if only one at a time makes an update."""
         self.counts = {} if counts is None else counts
         self.work = {kind: WorkLog() for kind in ("learner", "inference")}
-        """Of this process's threads, by kind."""
+        """How long this process's threads work, by kind of thread."""
         self._lock = threading.Lock()
         self._last_update: dict[str, float] = {}
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
@@ -50,7 +50,7 @@ class RunningStats:
         self._totals: dict[str, int] = {}
 
     def add_update(self, num_steps: int, metrics: dict[str, float]) -> None:
-        """Take in one update."""
+        """Count one update with its environment steps and figures."""
         with self._lock:
             self.step += num_steps
             self.updates += 1
@@ -58,7 +58,7 @@ class RunningStats:
             self._last_update = metrics
 
     def add_episodes(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
-        """Take in the episodes that ended in a batch, whether it is learnt from or not."""
+        """Count the episodes that ended in a batch, whether it is learnt from or not."""
         with self._lock:
             for episode_return, length in zip(returns, lengths, strict=True):
                 self.episodes += 1
@@ -66,7 +66,7 @@ class RunningStats:
                 self._lengths.append(length)
 
     def add_info(self, sums: InfoSums) -> None:
-        """Take in numbers of episodes, by name: their sum, and how many they are."""
+        """Add numbers from episodes' `info`, by name: their sum, and the number of episodes."""
         with self._lock:
             for name, entry in sums.items():
                 if name in self._infos or len(self._infos) < MAX_NAMES:
@@ -78,12 +78,12 @@ class RunningStats:
 
     @property
     def info_names(self) -> set[str]:
-        """Of the numbers in `info` that came so far."""
+        """The names of the numbers in `info` that came so far."""
         with self._lock:
             return set(self._infos)
 
     def observe(self, metrics: dict[str, float]) -> None:
-        """Take in figures that come with no update, such as sizes of queues."""
+        """Add figures that belong to no update, such as sizes of queues; means are reported."""
         with self._lock:
             self._add(metrics)
 
@@ -93,11 +93,11 @@ class RunningStats:
             self._totals[name] = self._totals.get(name, 0) + number
 
     def take_news(self) -> dict[str, Any]:
-        """What other learners must know: nothing, as there are none (see `SharedStats`)."""
+        """What to send to other learners: nothing, as there are none (see `SharedStats`)."""
         return {}
 
     def add_news(self, all_news: list[dict[str, Any]]) -> None:
-        """What they have said."""
+        """Add what other learners have sent: nothing."""
 
     def _add(self, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -107,7 +107,7 @@ class RunningStats:
 
     @property
     def mean_episode_return(self) -> float | None:
-        """Over the last finished episodes; None before the first."""
+        """The mean return of the last EPISODE_WINDOW episodes; None before the first."""
         return sum(self._returns) / len(self._returns) if self._returns else None
 
     @property
@@ -115,7 +115,7 @@ class RunningStats:
         return sum(self._lengths) / len(self._lengths) if self._lengths else None
 
     def summary(self) -> dict[str, float | int | None]:
-        """Everything so far, with means of the metrics since the last call."""
+        """All figures so far, and means of the metrics since the last call."""
         with self._lock:
             means = {name: total / self._counts[name] for name, total in self._sums.items()}
             self._sums.clear()
@@ -123,7 +123,7 @@ class RunningStats:
             return {**self._so_far(), **means}
 
     def latest(self) -> dict[str, float | int | None]:
-        """Everything so far, with the metrics of the last update; changes nothing."""
+        """All figures so far, and the metrics of the last update; changes nothing."""
         with self._lock:
             return {**self._so_far(), **self._last_update}
 
@@ -151,7 +151,7 @@ class RunningStats:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
-        # TorchBeast's checkpoints know the steps alone.
+        # TorchBeast's checkpoints have only the steps.
         self.updates = state.get("updates", 0)
         self.episodes = state.get("episodes", 0)
         self._returns.extend(state.get("returns", ()))

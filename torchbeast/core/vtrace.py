@@ -55,7 +55,7 @@ def from_logits(
     Args:
         behavior_policy_logits: [T, B, ..., num_actions], of the policy that acted.
         target_policy_logits: [T, B, ..., num_actions], of the policy that learns.
-        actions: [T, B, ...], what was done.
+        actions: [T, B, ...], the actions that were taken.
         discounts, rewards, values, bootstrap_value, ...: see `from_importance_weights`.
     """
     behavior_action_log_probs = action_log_probs(behavior_policy_logits, actions)
@@ -102,8 +102,8 @@ def from_importance_weights(
         bootstrap_value: [B, ...], the baseline at row T.
         clip_rho_threshold: rho-bar, the clip of the weights in the value targets; None: no clip.
         clip_pg_rho_threshold: the clip of the weights in the advantages; None: no clip.
-        clip_c_threshold: c-bar, the clip of the weights that carry later surprises back.
-        lambda_: multiplies c; 1 is the plain V-trace, less trusts the baseline more.
+        clip_c_threshold: c-bar, the clip of the weights that propagate later TD errors back.
+        lambda_: multiplies c; 1 is the plain V-trace, with less the baseline counts more.
         mask: [T, B, ...] of bool. False: transition t did not happen. Its target is the value of
             its row, its advantage is 0, and the rows before it bootstrap from that value.
     """

@@ -1,4 +1,4 @@
-"""When threads are at work. Threads write, the main thread reads."""
+"""Records when threads are at work. Threads write, the main thread reads."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ class WorkLog:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Around one piece of work of the calling thread."""
+        """Wrap one piece of work of the calling thread."""
         me = threading.get_ident()
         with self._lock:
             self._threads.add(me)
@@ -37,14 +37,14 @@ class WorkLog:
 
     @property
     def running_s(self) -> float:
-        """How long the piece of work that began first has been under way; 0 if there is none."""
+        """Seconds since the oldest piece of work in progress began; 0 if there is none."""
         with self._lock:
             now = time.monotonic()
             return max((now - begun for begun in self._begun_at.values()), default=0.0)
 
     @property
     def mean_s(self) -> float:
-        """How long each thread has been at work so far, on average."""
+        """Seconds of work so far, averaged over the threads."""
         with self._lock:
             now = time.monotonic()
             running = sum(now - begun for begun in self._begun_at.values())
