@@ -28,4 +28,4 @@ __all__ = [
 ]
 
 GROUP_FACTORY = "torchbeast.envs:make_group"
-"""How processes that host environments are given `make_group`."""
+"""The name under which processes that host environments import `make_group`."""

@@ -1,7 +1,7 @@
 """Atari with the preprocessing of the IMPALA paper, stepped by ALE's own C++ vector environment.
 
 No-op starts, 4 frames an action, maximum of the last two, 84x84 grey, stack of 4. Rewards are the
-game's own: what is clipped for learning is clipped in the learner.
+game's own; the learner clips them.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ FRAMES_PER_S = 60
 NOOP = 0
 
 
-KWARGS = (  # that --env_kwargs may have
+KWARGS = (  # keys that --env_kwargs may have
     "full_action_space",
     "max_num_frames_per_episode",
     "repeat_action_probability",
@@ -81,7 +81,7 @@ class AtariEnvs:
         self._episodic_life = episodic_life
         names = [action.name for action in self._env.ale.get_action_set()]
         self._fire = names.index("FIRE") if game.fire_reset and "FIRE" in names else None
-        self._lost_life = np.zeros(num_envs, np.bool_)  # in the step before
+        self._lost_life = np.zeros(num_envs, np.bool_)  # whether the last step lost a life
         self._begins = np.zeros(num_envs, np.int32)  # the frame with which the game began
         self._counter = EpisodeCounter(num_envs)
         self._hit_time_limit = np.zeros(num_envs, np.bool_)
@@ -96,16 +96,16 @@ class AtariEnvs:
 
     def step(self, actions: np.ndarray) -> Row:
         extra = self._hit_time_limit
-        # After a time limit ALE has reset the game already. The extra row is one more no-op start:
-        # its action is ignored as the rule of the row asks, and no frame is shown twice.
+        # After a time limit ALE has reset the game already. The extra row is one more no-op: the
+        # agent's action is ignored, as for any such row, and no frame is shown twice.
         moves = np.where(extra, NOOP, actions)
-        # Games that wait for FIRE do so after each lost life; an agent may never find out.
+        # Games that wait for FIRE do so after each lost life; an agent may never learn to press it.
         fires = self._lost_life & ~extra if self._fire is not None else np.zeros_like(extra)
         moves = np.where(fires, self._fire or NOOP, moves)
         frame, reward, terminated, limit, info = self._env.step(moves)
         reward = np.where(extra, 0, reward)
-        # Unlike after a game's end, ALE has not reset the game after a lost life. Lives do not
-        # tell: some games end with more than they begin with.
+        # A lost life, and not the game's end, if ALE has not reset the game. The number of lives
+        # does not tell: some games end with more than they begin with.
         begins = _first_frame(info)
         self._lost_life = terminated & (begins == self._begins)
         self._begins = begins
@@ -115,7 +115,7 @@ class AtariEnvs:
         ended = (terminated & ~self._lost_life) | extra
         if not self._episodic_life:
             return self._counter.row(frame, reward, ended, extra, actions)
-        first = extra | fires  # rows of a new episode to which no action of the agent's has led
+        first = extra | fires  # rows of a new episode that do not result from the agent's action
         return self._counter.row(frame, reward, terminated | first, first, actions, ended)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ def make_single_games(
 ) -> SyncEnvs:
     """The same game and preprocessing through Gymnasium's wrappers; slower, but they can render.
 
-    `wrappers` are put around what is preprocessed, and inside of the stack of frames.
+    `wrappers` go between the preprocessing and the stack of frames.
     """
 
     def make_env() -> Any:
@@ -155,7 +155,7 @@ def make_single_games(
         env.metadata = {**env.metadata, "render_fps": FRAMES_PER_S // FRAME_SKIP}
         return env
 
-    return SyncEnvs(make_env, num_envs, seed, observe, masks=True)  # a wrapper may have them
+    return SyncEnvs(make_env, num_envs, seed, observe, masks=True)  # a wrapper may have masks
 
 
 class _FireReset(gymnasium.Wrapper):

@@ -1,4 +1,4 @@
-"""From the name given with --env to who makes the environment: a factory, or Gymnasium."""
+"""Finds what makes the environment named with --env: a class, a factory, or a Gymnasium spec."""
 
 import difflib
 import importlib
@@ -15,7 +15,7 @@ from torchbeast.envs.options import EnvOptions
 from torchbeast.envs.toys import TOYS
 from torchbeast.errors import UsageError
 
-REMOTE = "remote"  # whatever dials in: only PolyBeast's learner can do with that
+REMOTE = "remote"  # environments that dial in, for PolyBeast's learner only
 
 Maker = Callable[..., Any] | EnvSpec
 
@@ -45,7 +45,7 @@ def check_env(options: EnvOptions) -> None:
         options.import_modules()
     else:
         find_maker(options)
-    _ = options.kwargs, options.wrapper_classes  # or UsageError
+    _ = options.kwargs, options.wrapper_classes  # UsageError if they are wrong
     if options.frame_stack is not None and options.frame_stack < 1:
         raise UsageError(f"frame_stack must be at least 1, got {options.frame_stack}.")
     if options.noop_max < 0:
@@ -111,7 +111,7 @@ def _find_id(name: str, imports: str) -> EnvSpec:
 
 
 def _is_of_old_gym(name: str) -> bool:
-    """Whether something that was imported has registered it with Gymnasium's predecessor."""
+    """Whether an imported module has registered the id with Gym, Gymnasium's predecessor."""
     gym = sys.modules.get("gym")
     registry = getattr(getattr(gym, "envs", None), "registry", {})
     return name in getattr(registry, "env_specs", registry)
@@ -129,7 +129,7 @@ def find_register_function(name: str) -> str | None:
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """The rest of a sentence, if some of the known names are like this one."""
+    """The end of a sentence that suggests known names like this one; empty without any."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
     return f": did you mean {' or '.join(by_lower[c] for c in close)}?" if close else ""

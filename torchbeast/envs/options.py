@@ -1,4 +1,4 @@
-"""What is said of an environment: its name, its arguments, what it is wrapped in."""
+"""The flags that describe an environment: its name, arguments, wrappers, preprocessing."""
 
 import dataclasses
 import functools
@@ -18,35 +18,35 @@ class EnvOptions:
     """The environment and, for Atari, its preprocessing."""
 
     env: str = "PongNoFrameskip-v4"
-    """Gymnasium id, Catch, Memory, Mock, package.module:factory, or package.module:id."""
+    """Environment: Gymnasium id, Catch, Memory, Mock, package.module:factory, package.module:id."""
     env_kwargs: str = ""
     """Arguments of the environment or its factory, as JSON: '{"size": 8}'."""
     imports: Annotated[str, tyro.conf.arg(name="import")] = ""
-    """Import these modules first, which register environments (several with commas); of a
-    package.module:function, call the function, too."""
+    """Modules to import first, which register environments (several separated by commas); a
+    package.module:function is called, too."""
     wrappers: str = ""
-    """Wrap each environment in package.module:Wrapper,..., from the inside out."""
+    """Wrappers of each environment, the innermost first: package.module:Wrapper,..."""
     frame_stack: int | None = None
-    """Show the agent so many observations at once; None: 4 in Atari games, else 1."""
+    """Number of observations that the agent sees at once; None: 4 in Atari games, else 1."""
     noop_max: int = 30
-    """Atari: at most this many no-ops at the start of an episode."""
+    """Atari: maximum number of no-ops at the start of an episode."""
     fire_reset: bool = True
     """Atari: press FIRE at the start and after a lost life, in games that have it."""
     episodic_life: bool = True
-    """Atari: a lost life ends the episode for the learner (returns stay the game's); not with
-    --wrappers, mode or difficulty."""
+    """Atari: a lost life ends the episode for the learner (reported returns are still whole
+    games'); not with --wrappers, mode or difficulty."""
     sticky_actions: float | None = None
-    """Atari: probability to repeat the last action; None: what the id says (-v4: 0, -v5: 0.25)."""
+    """Atari: probability of repeating the last action; None: the id's own (-v4: 0, -v5: 0.25)."""
 
     @property
     def env_options(self) -> "EnvOptions":
-        """These alone, of a class that has more flags."""
+        """The EnvOptions among the flags of a derived class."""
         names = [field.name for field in dataclasses.fields(EnvOptions)]
         return EnvOptions(**{name: getattr(self, name) for name in names})
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Of --env_kwargs."""
+        """--env_kwargs as a dict; UsageError if it is no JSON object."""
         try:
             kwargs = json.loads(self.env_kwargs or "{}")
         except ValueError as error:
@@ -63,11 +63,11 @@ class EnvOptions:
 
     @property
     def wrapper_classes(self) -> list[Any]:
-        """Of --wrappers, imported."""
+        """The wrappers that --wrappers names, imported."""
         return [user_code.find(name, "--wrappers") for name in split_names(self.wrappers)]
 
     def import_modules(self) -> None:
-        """Those of --import; functions are called once in a process."""
+        """Import the modules of --import; functions are called once in a process."""
         for name in split_names(self.imports):
             try:
                 if ":" in name:
@@ -93,10 +93,10 @@ def _register(name: str) -> None:
 
 
 def names_of_code(options: EnvOptions) -> list[str]:
-    """Of all that a process must find to make such environments."""
+    """The names of all that a process must import to make such environments."""
     return [options.env, *split_names(options.wrappers)]
 
 
 def split_names(names: str) -> list[str]:
-    """Of a flag that takes several, with commas."""
+    """The names in a flag that takes several, separated by commas."""
     return [name.strip() for name in names.split(",") if name.strip()]

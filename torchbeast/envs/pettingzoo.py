@@ -2,7 +2,7 @@
 
 Each agent of each game is one environment of the group, and all of them share one policy. Agents
 come and go: while one is not in the game, nothing is learnt from its rows (`truncated`).
-PettingZoo itself is not imported: what has its interface will do.
+PettingZoo itself is not imported: any environment with its interface will do.
 """
 
 from collections.abc import Callable
@@ -31,22 +31,22 @@ from torchbeast.errors import UsageError
 
 
 def has_agents(env: Any) -> bool:
-    """Whether it is a game of several agents: its spaces are methods that ask for an agent."""
+    """Whether it is a game of several agents: its spaces are methods that take an agent."""
     return all(callable(getattr(env, f"{what}_space", None)) for what in ("observation", "action"))
 
 
 class ParallelEnvs:
-    """`num_envs` agents: those of the first game, then those of the second, and so on.
+    """A group of `num_envs` agents: those of the first game, then those of the second, and so on.
 
-    What is left over when `num_envs` is no multiple of the agents stays empty. If all agents of a
-    game are out, it starts again: at once after a true end, in one extra row if a time limit ended
-    it for one of them.
+    If `num_envs` is no multiple of the agents of a game, the places left over stay empty. When all
+    agents of a game are out, it is reset: at once after a true end, in one extra row if a time
+    limit ended it for one of them.
     """
 
     def __init__(
         self, make_game: Callable[[], Any], num_envs: int, seed: int | None, whole_games: bool
     ) -> None:
-        """`whole_games`: as many environments, about `num_envs`, as whole games have agents."""
+        """With `whole_games`, `num_envs` is changed to a multiple of the agents of a game."""
         first = make_game()
         self.num_agents = _count_agents(first)
         self.agents = [str(agent) for agent in first.possible_agents]
@@ -57,7 +57,7 @@ class ParallelEnvs:
         num_games = num_envs // self.num_agents
         self.envs = [first]
         while len(self.envs) < num_games:
-            HEARTBEAT.get()()  # all of them may take longer than one is given
+            HEARTBEAT.get()()  # making all games may exceed the time limit for one
             self.envs.append(make_game())
         self._make_game = make_game
         self._seed = seed
@@ -66,7 +66,7 @@ class ParallelEnvs:
         self._counter = EpisodeCounter(num_envs, self.action_spec)
         self._masks: ActionMasks | None = None
         self._check = FrameCheck()
-        self._blank: Any = None  # what an agent sees that is not in the game
+        self._blank: Any = None  # the observation of agents that are not in the game
         self._frames: list[Any] = []
         self._alive: list[set[Any]] = [set() for _ in self.envs]
         self._needs_reset = [False] * num_games
@@ -74,11 +74,11 @@ class ParallelEnvs:
         self._rebuilds = [Rebuilds(f"Game {i}") for i in range(num_games)]
         self._info: InfoSums = {}
         self.game_over = np.zeros(num_envs, np.bool_)
-        """Whose game ended with the newest row; true where there is none."""
+        """[num_envs]: whether the agent's game ended with the newest row; true in empty places."""
 
     @property
     def observation_spec(self) -> Any:
-        """What the agents' space declares; after `reset` with their masks."""
+        """The spec of the agents' observation; from `reset` on with their action mask, if any."""
         spec = self._observation_spec
         return spec if self._masks is None else self._masks.spec(spec)
 
@@ -96,7 +96,7 @@ class ParallelEnvs:
     def step(self, actions: Any) -> Row:
         self._num_steps += 1
         self._reward = np.zeros(self.num_envs, np.float64)
-        # Where nobody plays, nothing happened.
+        # In places without an agent in the game there is no transition.
         self._done = np.ones(self.num_envs, np.bool_)
         self._truncated = np.ones(self.num_envs, np.bool_)
         self.game_over[:] = False
@@ -115,7 +115,7 @@ class ParallelEnvs:
         return self._counter.row(self._join(), self._reward, self._done, self._truncated, actions)
 
     def take_info(self) -> InfoSums:
-        """Of the episodes that ended since the last call."""
+        """Sums of the numbers in `info`, over the episodes that ended since the last call."""
         info, self._info = self._info, {}
         return info
 
@@ -136,7 +136,7 @@ class ParallelEnvs:
         for i, agent in self._agents(game):
             info = infos.get(agent, {})
             if agent not in alive:
-                if agent in env.agents:  # it comes in: nothing led to this
+                if agent in env.agents:  # it joins: no transition led here
                     alive.add(agent)
                     self._frames[i] = self._see(frames[agent], info)
                 continue
@@ -149,13 +149,13 @@ class ParallelEnvs:
                 alive.remove(agent)
                 add_info(self._info, info)
                 hit_limit |= limit
-        if not alive and hit_limit:  # whose last observations are shown now
+        if not alive and hit_limit:  # this row shows the last observations
             self._needs_reset[game] = True
         elif not alive:
             self._start(game)
 
     def _start(self, game: int, seed: int | None = None) -> None:
-        """A new episode of a game; who is not in it sees nothing."""
+        """Start a new episode of a game; agents that are not in it get a blank observation."""
         env = self.envs[game]
         frames, infos = env.reset(seed=seed)
         self._needs_reset[game] = False
@@ -206,7 +206,7 @@ class ParallelEnvs:
         return range(game * self.num_agents, (game + 1) * self.num_agents)
 
     def _agents(self, game: int) -> list[tuple[int, Any]]:
-        """Each agent, and its place."""
+        """Each agent of a game, after its place in the group."""
         agents = self.envs[game].possible_agents
         return list(zip(self._slots(game), agents, strict=True))
 
@@ -248,7 +248,7 @@ def _count_agents(game: Any) -> int:
 
 
 def _shared_spaces(game: Any) -> tuple[Any, Any]:
-    """Specs of the agents' observation and action, which must be those of all."""
+    """The specs of observation and action; UsageError unless all agents have the same."""
     first, *others = game.possible_agents
     specs = []
     for what in ("observation", "action"):

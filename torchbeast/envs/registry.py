@@ -1,4 +1,4 @@
-"""From the options of an environment to running ones."""
+"""Makes environments from EnvOptions, and finds their spec."""
 
 import inspect
 import traceback
@@ -33,9 +33,9 @@ def make_envs(
     render: bool = False,
     whole_games: bool = False,
 ) -> Environments:
-    """`num_envs` environments that step together, each with a seed of its own.
+    """Make `num_envs` environments that step together, each with a seed of its own.
 
-    With `whole_games`, about as many as that, if they are the agents of games.
+    With `whole_games`, if they are agents of games: about as many, a multiple of a game's agents.
     """
     try:
         return _make_envs(options, num_envs, seed, render, whole_games)
@@ -49,11 +49,11 @@ def make_envs(
 
 
 def make_group(num_envs: int, seed: int, data: bytes = b"", **options: Any) -> Environments:
-    """`make_envs` for processes that step environments and pass their rows on at once.
+    """`make_envs` for workers and servers, which pass rows on at once.
 
-    Workers and servers get its name and plain arguments; `data` is `user_code.pack()` of the
-    process that started them. Rows of single environments are left for who copies them on at once.
-    The process's random generators are seeded, too: an environment may use them.
+    They get its name and plain arguments; `data` is `user_code.pack()` of the process that started
+    them. Frames of single environments are not stacked, since passing them on copies them anyway.
+    The process's random generators are seeded, too, as an environment may use them.
     """
     user_code.unpack(data)
     seed_generators(seed)
@@ -64,7 +64,7 @@ def make_group(num_envs: int, seed: int, data: bytes = b"", **options: Any) -> E
 
 
 def make_env(options: EnvOptions, render: bool = False) -> Any:
-    """One environment with Gymnasium's interface, with all that the options put around it."""
+    """Make one environment with Gymnasium's interface, with all wrappers of the options."""
     envs = make_envs(options, num_envs=1, render=render, whole_games=True)
     if isinstance(envs, atari.AtariEnvs):
         envs.close()
@@ -79,7 +79,7 @@ def make_env(options: EnvOptions, render: bool = False) -> Any:
 
 
 def look_at(options: EnvOptions, num_envs: int | None = None) -> Spec:
-    """What such environments are like; UsageError if groups of `num_envs` are too small."""
+    """Make one environment to find its spec; UsageError if groups of `num_envs` are too small."""
     spec, num_agents = look_at_game(options)
     if num_envs is not None:
         check_agents(num_agents, num_envs)
@@ -87,7 +87,7 @@ def look_at(options: EnvOptions, num_envs: int | None = None) -> Spec:
 
 
 def look_at_game(options: EnvOptions) -> tuple[Spec, int]:
-    """What such environments are like, and how many agents one of them has."""
+    """Make and step one environment; returns its spec and its number of agents, 1 if no game."""
     does = "made or reset"
     with say_if_slow(f"Making one of {options.env}"):
         try:
@@ -96,7 +96,7 @@ def look_at_game(options: EnvOptions) -> tuple[Spec, int]:
                 spec = spec_of_group(envs, envs.reset())
                 if isinstance(envs, SyncEnvs):
                     does = "stepped"
-                    envs.try_step()  # better one sentence here than restarts of each worker
+                    envs.try_step()  # one error here, not restarts of each worker
                 return spec, getattr(envs, "num_agents", 1)
             finally:
                 envs.close()
@@ -117,7 +117,7 @@ def is_atari(options: EnvOptions) -> bool:
 
 
 def describe_lives(options: EnvOptions) -> str:
-    """What a lost life is to the learner, for people; empty where there are none to lose."""
+    """A sentence on how the learner treats lost lives; empty if it is no Atari game."""
     maker = find_maker(options)
     if not isinstance(maker, EnvSpec) or maker.entry_point != atari.ENTRY_POINT:
         return ""
@@ -140,7 +140,7 @@ def _make_envs(
         return _make_atari(options, kwargs, num_envs, seed, render)
 
     def make_env() -> Any:
-        # Of those that have one by default, none opens a window; others may not take it at all.
+        # A default render mode might open a window; others may not take the argument at all.
         render_mode: dict[str, Any] = {}
         if "render_mode" in maker.kwargs:
             render_mode = {"render_mode": None}
@@ -167,8 +167,8 @@ def _from_factory(
     render: bool,
     whole_games: bool,
 ) -> Environments:
-    """A factory of single environments, of games of several agents, or of whole vectors if it takes
-    `num_envs`."""
+    """Environments from a factory: of single ones, of games of several agents, or, if it takes
+    `num_envs`, of whole vectors."""
     signature = inspect.signature(factory)
     takes, kwargs = signature.parameters, options.kwargs
     if render and "render_mode" in takes:
@@ -177,7 +177,7 @@ def _from_factory(
         kwargs.setdefault("render_mode", None)
     if "num_envs" in takes:
         kwargs["num_envs"] = num_envs
-        if "autoreset_mode" in takes:  # the only one that shows everything that happens
+        if "autoreset_mode" in takes:  # the only mode that shows all transitions
             kwargs.setdefault("autoreset_mode", AutoresetMode.DISABLED)
     try:
         signature.bind(**kwargs)
@@ -274,5 +274,5 @@ def _make_atari(
 
 
 def _is_stepped_singly(options: EnvOptions, kwargs: dict[str, Any]) -> bool:
-    """Whether ALE's vector environment cannot play a game so."""
+    """Whether games are stepped one by one, as ALE's vector environment lacks these options."""
     return bool(options.wrappers) or any(kwargs.get(k) is not None for k in ("mode", "difficulty"))

@@ -1,4 +1,4 @@
-"""Observations with the dtypes that agents calculate with, and specs as Gymnasium's spaces."""
+"""Converts observations to the dtypes that models use, and specs to Gymnasium's spaces."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 from libtorchbeast.specs import ArraySpec
 from libtorchbeast.tree import map_tree
 
-# Of floats, 64 bits are more than a network can use; PyTorch hardly knows wide unsigned integers.
+# Networks have no use for 64-bit floats, and PyTorch hardly supports wide unsigned integers.
 _DTYPES = {
     np.dtype(np.float64): np.float32,
     np.dtype(np.uint16): np.int32,
@@ -18,7 +18,7 @@ _DTYPES = {
 
 
 def observe(observation: Any) -> Any:
-    """A tree of arrays, of one environment or of a vector of them."""
+    """An observation, of one environment or of a vector of them, as a tree of such arrays."""
     if type(observation) is np.ndarray:  # for speed: the usual case
         dtype = _DTYPES.get(observation.dtype)
         return observation if dtype is None else observation.astype(dtype)
@@ -46,7 +46,7 @@ def space_of_spec(spec: Any) -> spaces.Space[Any]:
     if counts:
         nvec = np.reshape(counts, spec.shape)
         return spaces.MultiDiscrete(nvec, dtype=dtype, start=low.astype(dtype))
-    if np.issubdtype(dtype, np.integer):  # which have no infinity
+    if np.issubdtype(dtype, np.integer):  # integers have no infinity
         low = np.maximum(low, np.iinfo(dtype).min)
         high = np.minimum(high, np.iinfo(dtype).max)
     return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)

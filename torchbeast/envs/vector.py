@@ -1,4 +1,4 @@
-"""Gymnasium's vector environments, with their masks of actions, as `Environments`."""
+"""Gymnasium's vector environments, with their action masks, as `Environments`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,11 +26,11 @@ from torchbeast.errors import UsageError
 class VectorEnvs:
     """Steps a `VectorEnv` in any of Gymnasium's three reset modes.
 
-    DISABLED   rows are those of single environments: who ended is reset here.
-    NEXT_STEP  each end has an extra row: the one that ends the episode shows its last observation,
+    DISABLED   rows are those of single environments: those that ended are reset here.
+    NEXT_STEP  each end has an extra row: the row that ends the episode shows its last observation,
                the next one (`truncated`: nothing is learnt from it) the first of the new episode.
     SAME_STEP  after a time limit the first step of the new episode is the extra row, since the
-               environment takes it while its last observation is shown; it is not learnt from.
+               environment takes it while the last observation is shown; it is not learnt from.
     """
 
     def __init__(self, env: VectorEnv, seed: int | None = None) -> None:
@@ -56,12 +56,12 @@ class VectorEnvs:
 
     @property
     def observation_spec(self) -> Any:
-        """What the environments declare; after `reset` with their masks."""
+        """The spec of an observation; from `reset` on with its action mask, if there is one."""
         spec = self._observation_spec
         return spec if self._masks is None else self._masks.spec(spec)
 
     def reset(self) -> Row:
-        # Gymnasium counts on from one seed to its neighbours, hence one that has none in use.
+        # Gymnasium gives environment i the seed plus i: derive one whose successors are not in use.
         seed = None if self._seed is None else derive_seed(self._seed, 0)
         frame, info = self._env.reset(seed=seed)
         self._extra[:] = False
@@ -74,7 +74,7 @@ class VectorEnvs:
     def step(self, actions: Any) -> Row:
         extra, taken = self._extra, actions
         if self._mode is AutoresetMode.DISABLED and extra.any():
-            # Or it may not be stepped; this episode is given up below.
+            # An environment that has ended must be reset to be stepped; it is reset again below.
             _, masks = self._reset(extra)
             if self._masks is not None:
                 taken = self._masks.make_possible(actions, masks, extra)
@@ -99,13 +99,13 @@ class VectorEnvs:
         is_next_step = self._mode is AutoresetMode.NEXT_STEP
         self._extra = limit | ended if is_next_step else limit
         if self._masks is not None:
-            # In SAME_STEP the mask is that of the new episode, in which the action is taken.
+            # In SAME_STEP the mask is that of the new episode, as is the next action.
             is_last = self._extra & (self._mode is not AutoresetMode.SAME_STEP)
             row["frame"] = self._masks.add(frame, masks, is_last)
         return row
 
     def take_info(self) -> InfoSums:
-        """Of the episodes that ended since the last call."""
+        """Sums of the numbers in `info`, over the episodes that ended since the last call."""
         info, self._info = self._info, {}
         return info
 
@@ -113,7 +113,7 @@ class VectorEnvs:
         self._env.close()
 
     def _reset(self, which: np.ndarray) -> tuple[Any, Any]:
-        """First observations of new episodes where `which` says so, and their masks."""
+        """Reset the environments that `which` marks; returns their first observations and masks."""
         frame, info = self._env.reset(options={"reset_mask": which.copy()})
         masks, frame = self._split(frame, info)
         return observe(frame), masks
@@ -126,12 +126,12 @@ class VectorEnvs:
 
 
 def _copy(frame: Any) -> Any:
-    """The environment may use its memory again."""
+    """A copy of a frame, since the environment may use its memory again."""
     return map_tree(np.array, observe(frame))
 
 
 def _put(frame: Any, values: Any, where: Any) -> None:
-    """Write values to some environments' places in a tree of arrays [K, ...]."""
+    """Write values to the environments `where` in a tree of arrays [K, ...]."""
 
     def put(array: np.ndarray, value: Any) -> None:
         array[where] = value
@@ -139,11 +139,11 @@ def _put(frame: Any, values: Any, where: Any) -> None:
     map_tree(put, frame, values)
 
 
-# --------------------------------------------------------------------------------- masks of actions
+# ------------------------------------------------------------------------------------ action masks
 
 
 class VectorMasks:
-    """All masks of the actions of a vector at once, [num_envs, num_choices].
+    """The action masks of a vector, [num_envs, num_choices].
 
     They come from the same places as those of single environments. A method `action_masks()` is the
     vector's own, or that of the single environments in a `SyncVectorEnv`.
@@ -157,25 +157,25 @@ class VectorMasks:
 
     @classmethod
     def find(cls, env: Any, frame: Any, info: Any, action: Any) -> "VectorMasks | None":
-        """By what the vector says at its first reset."""
+        """Find where a vector has its masks, at its first reset; None if it has none."""
         masks = find_masks(_Whole(env), frame, info, action)
         return None if masks is None else cls(env, masks, action)
 
     def read(self, frame: Any, info: Any) -> np.ndarray:
-        """What the environments say, which is still to be checked."""
+        """The masks as the environments give them, not checked yet."""
         mask = self._masks.find(self._env, frame, info)
         arrays = [np.asarray(leaf) for _, leaf in leaves_of(mask)]
         return np.concatenate([array.reshape(self._num_envs, -1) for array in arrays], axis=1)
 
     def add(self, frame: Any, masks: np.ndarray, is_last: np.ndarray) -> Any:
-        """A frame with its masks. `is_last`: no action is taken in this one."""
+        """A frame with its masks, checked. `is_last`: environments in which no action follows."""
         return with_mask(frame, self._masks.check(masks, is_last))
 
     def spec(self, observation: Any) -> Any:
         return self._masks.spec(observation)
 
     def make_possible(self, moves: Any, masks: np.ndarray, where: np.ndarray) -> Any:
-        """`moves` [num_envs, ...], but for what a mask allows in some of the environments."""
+        """`moves` [num_envs, ...], replaced by possible actions in the environments `where`."""
         masks = self._masks.check(masks[where])
         start = 0
 
@@ -192,7 +192,7 @@ class VectorMasks:
 
 
 class _Whole:
-    """A vector whose method `action_masks()`, if it has one, gives [num_envs, ...]."""
+    """Has a method `action_masks()` -> [num_envs, ...] if a vector or its environments have one."""
 
     def __init__(self, env: Any) -> None:
         method = getattr(env, METHOD, None) or _of_parts(env)
@@ -208,7 +208,7 @@ def _of_parts(env: Any) -> Callable[[], Any] | None:
 
 
 def without_mask(frame: Any) -> Any:
-    """A frame of which the mask is kept apart."""
+    """A frame without its action mask."""
     if not isinstance(frame, dict):
         return frame
     return {key: part for key, part in frame.items() if key != ACTION_MASK}

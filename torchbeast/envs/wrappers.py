@@ -1,5 +1,5 @@
-"""Wrappers of single environments that know masks of actions: stacks of observations, and masks
-in the observation, wherever the environment offers them."""
+"""Wrappers of single environments with action masks: one stacks observations, one adds the mask to
+the observation, wherever the environment has it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from libtorchbeast.specs import ACTION_MASK
 
 
 def wrap(env: Any, wrappers: Sequence[Callable[[Any], Any]]) -> Any:
-    """With the wrappers around it, the first one innermost."""
+    """Put the wrappers around an environment, the first one innermost."""
     for wrapper in wrappers:
         env = wrapper(env)
     return env
 
 
 def stack_frames(env: gymnasium.Env, number: int) -> gymnasium.Env:
-    """Show `number` observations at once, with the newest mask alone.
+    """Stack the last `number` observations; of the action masks, only the newest is kept.
 
-    The first observation of an episode stands for those before it.
+    At the start of an episode, its first observation is repeated.
     """
     space = env.observation_space
     if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
@@ -31,7 +31,7 @@ def stack_frames(env: gymnasium.Env, number: int) -> gymnasium.Env:
 
 
 class _MaskInInfo(gymnasium.Wrapper):
-    """Moves the mask from the observation to `info`, where nobody stacks it."""
+    """Moves the mask from the observation to `info`, where it is not stacked."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -53,10 +53,10 @@ class _MaskInInfo(gymnasium.Wrapper):
 
 
 def show_masks(env: Any, action: Any) -> Any:
-    """`env` with masks in its observations, as rows have them.
+    """`env` with action masks in its observations, as in rows.
 
-    `action` is the spec of the agent's action. What has its mask there already, or is no
-    environment of Gymnasium's, is left as it is.
+    `action` is the spec of the agent's action. Environments that have the mask there already, or
+    are not Gymnasium's, are returned unchanged.
     """
     space = getattr(env, "observation_space", None)
     has_mask = isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
@@ -64,7 +64,7 @@ def show_masks(env: Any, action: Any) -> Any:
 
 
 class MaskedObservation(gymnasium.Wrapper):
-    """Takes masks from `info` or `action_masks()`, whichever the first reset shows."""
+    """Adds masks to observations, from `info` or `action_masks()`, as found at the first reset."""
 
     def __init__(self, env: gymnasium.Env, action: Any) -> None:
         super().__init__(env)
@@ -87,6 +87,6 @@ class MaskedObservation(gymnasium.Wrapper):
         return self._add(observation, info, is_last), reward, terminated, truncated, info
 
     def _add(self, observation: Any, info: Any, is_last: bool = False) -> Any:
-        if self._masks is None:  # another environment than the agent was trained with
+        if self._masks is None:  # not an environment like the agent's
             return observation
         return self._masks.add(self.env, observation, info, is_last)

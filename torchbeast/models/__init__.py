@@ -1,4 +1,4 @@
-"""Agents: an encoder of the frame, an optional LSTM, heads for policy and baseline."""
+"""Models: an encoder of the frame, an optional LSTM, heads for policy and baseline."""
 
 from torchbeast.core.agent_output import AgentOutput, AgentState, as_output
 from torchbeast.models.agent import Agent, unroll_lstm

@@ -1,4 +1,4 @@
-"""The agent: what a frame, the last reward and the last action lead to.
+"""The built-in agent: from frame, last reward and last action to policy, baseline and action.
 
 Called by actors on one row (T=1) and by the learner on whole rollouts, with the same result.
 """
@@ -26,8 +26,8 @@ from torchbeast.models.encoders import (
 )
 from torchbeast.models.frames import JoinedNumbers, as_spec
 
-MAX_PREPARED_BYTES = 1 << 29  # of a batch; the default one for Atari has 117 MB
-MAX_OBSERVED = 64  # frames of a batch that the running statistics of pixels are made from
+MAX_PREPARED_BYTES = 1 << 29  # of a batch's prepared frames; the default for Atari has 117 MB
+MAX_OBSERVED = 64  # frames of a batch that enter the running statistics of pixels
 
 
 class Agent(nn.Module):
@@ -57,7 +57,7 @@ class Agent(nn.Module):
         self._has_mask = mask is not None
         self._normalizes_images = normalize_images and encoder != "mlp"
         self.encoder = make_encoder(encoder, frame, normalize_images)
-        # What helps the baseline may harm the policy, and small nets are cheap.
+        # Features that help the baseline may harm the policy, and small nets are cheap.
         is_shared = not separate_nets or encoder != "mlp" or use_lstm
         self.baseline_encoder = None if is_shared else make_encoder(encoder, frame)
         # As in the paper, the image nets see what happened last; the MLP sees the frame alone,
@@ -84,14 +84,14 @@ class Agent(nn.Module):
 
     @property
     def sees_single_rows(self) -> bool:
-        """Whether it is all the same to it what came before a row: the learner may mix steps.
+        """Whether a row's output depends on that row alone, so that the learner may mix steps.
 
-        A class derived from this one may do anything, and must say so itself.
+        A derived class may have a memory of its own, so it must define this itself.
         """
         return type(self) is Agent and not self.use_lstm
 
     def initial_state(self, batch_size: int = 1) -> AgentState:
-        """The memory at the start of an episode: two tensors [1, B, lstm_size], or nothing."""
+        """The state at the start of an episode: two tensors [1, B, lstm_size], () without LSTM."""
         if not self.use_lstm:
             return ()
         return tuple(torch.zeros(1, batch_size, self.lstm_size) for _ in range(2))
@@ -99,11 +99,11 @@ class Agent(nn.Module):
     def observe_frames(
         self, frame: Any, mask: Tensor | None, ranks: Ranks = ALONE
     ) -> Tensor | float:
-        """Take frames [T+1, B, ...] into the running statistics of pixels: some of those where
-        `mask` [T, B] says so, if there are many.
+        """Update the running statistics of pixels with frames [T+1, B, ...] in `mask` [T, B].
 
-        For the learner alone; without a mask there are no frames here, only those of other ranks.
-        Returns how many numbers were out of reach: none, in images.
+        If there are more than MAX_OBSERVED, with a random choice of them. Only the learner calls
+        it; without a mask, this rank has no frames, and takes in those of other ranks. Returns how
+        many numbers were clipped: none, in images.
         """
         if not self._normalizes_images:
             return 0.0
@@ -119,10 +119,10 @@ class Agent(nn.Module):
         return 0.0
 
     def prepare_frames(self, frame: Any) -> Any:
-        """Frames [T, B, ...] as image nets take them in bfloat16, for several passes over a batch.
+        """Prepare frames [T, B, ...] for image nets in bfloat16, once for all passes over a batch.
 
-        Others are returned as they are, as are those of a class derived from this one, which may
-        look at them itself.
+        Other frames are returned unchanged, as are those of a derived class, which may use them
+        itself.
         """
         encoder = self.encoder
         if type(self) is not Agent or not isinstance(encoder, (ShallowConv, DeepConv)):
@@ -134,7 +134,7 @@ class Agent(nn.Module):
     def keep_images_in(self, dtype: torch.dtype) -> None:
         """Keep the weights of image nets in `dtype`; memory and heads stay in float32.
 
-        Not those of a class derived from this one, which may look at features itself.
+        A derived class is left unchanged, as it may use features itself.
         """
         for module in self.encoder.modules() if type(self) is Agent else ():
             if isinstance(module, (ShallowConv, DeepConv)):
@@ -143,9 +143,9 @@ class Agent(nn.Module):
     def forward(
         self, inputs: dict[str, Any], core_state: AgentState = ()
     ) -> tuple[AgentOutput, AgentState]:
-        """What the agent says, see `AgentOutput`, and its new state.
+        """The agent's output (see `AgentOutput`) and its new state.
 
-        The action is drawn from the policy; in eval mode it is the most likely one.
+        The action is sampled from the policy; in eval mode it is the most likely one.
         """
         frame, mask = split_mask(inputs["frame"]) if self._has_mask else (inputs["frame"], None)
         frame = map_tree(lambda x: x.flatten(0, 1), frame)  # [T, B, ...] -> [T*B, ...]
@@ -155,7 +155,7 @@ class Agent(nn.Module):
         device_type = features.device.type
         if not torch.is_autocast_enabled(device_type):
             return self._decide(features, baseline_features, mask, inputs, core_state)
-        # Memory and heads are small, and what they lose the advantages lose.
+        # Memory and heads stay in float32: they are small, and their errors enter the advantages.
         with torch.autocast(device_type, enabled=False):
             return self._decide(features, baseline_features, mask, inputs, core_state)
 
@@ -167,7 +167,7 @@ class Agent(nn.Module):
         inputs: dict[str, Any],
         core_state: AgentState,
     ) -> tuple[AgentOutput, AgentState]:
-        """From what the encoders made of the frames to the agent's output."""
+        """From the encoders' features to the agent's output and new state."""
         T, B = inputs["done"].shape
         seen = [features]
         if self._sees_reward:
@@ -186,7 +186,7 @@ class Agent(nn.Module):
             weight = weight.masked_fill(self._constant, 0.0)
         policy_logits = F.linear(features, weight, self.policy.bias).view(T, B, -1)
         if mask is not None:
-            # One array of bools, or as environments elsewhere have it.
+            # An array of bools, or a tree of them in environments elsewhere.
             allowed = torch.cat([leaf.flatten(2) for _, leaf in leaves_of(mask)], dim=-1)
             policy_logits = self.distribution.mask(policy_logits, allowed)
         act = self.distribution.sample if self.training else self.distribution.mode
@@ -201,7 +201,7 @@ class Agent(nn.Module):
 
 
 class Net(nn.Module):
-    """The paper's deep net with the interface that code written for TorchBeast knows.
+    """The paper's deep net with the interface that code written for TorchBeast uses.
 
     For 4x84x84 frames; sees the frame and the clipped last reward, not the last action.
     """
@@ -228,10 +228,10 @@ class Net(nn.Module):
 def unroll_lstm(
     lstm: nn.LSTM, features: Tensor, done: Tensor, state: AgentState
 ) -> tuple[Tensor, AgentState]:
-    """Run `lstm` over [T, B, F], with the memory zeroed at each row that starts an episode.
+    """Run `lstm` over [T, B, F], with the state zeroed at each row that starts an episode.
 
-    Rows between two such rows of any column go through in one call. Under autocast it runs in
-    float32, like all memory: errors would add up from row to row.
+    Successive rows in which no episode starts go through in one call. Under autocast it runs in
+    float32, as errors would add up from row to row.
     """
     device_type = features.device.type
     if torch.is_autocast_enabled(device_type):

@@ -1,4 +1,4 @@
-"""Encoders: a batch of frames [N, ...] like a spec to features [N, num_features]."""
+"""Encoders: from frames [N, ...], which fit a spec, to features [N, num_features]."""
 
 import math
 from typing import Any
@@ -98,7 +98,7 @@ class MLP(nn.Module):
 
 class TreeEncoder(nn.Module):
     """An image net for each image in a tree of arrays, an MLP for all the rest, and a layer that
-    joins what they see."""
+    joins their features."""
 
     def __init__(self, image_encoder: str, specs: Any, normalize: bool = False) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class TreeEncoder(nn.Module):
         return torch.relu_(self.mix(features)) if self._is_mixed else features
 
     def observe(self, frame: Any, ranks: Ranks) -> None:
-        """Take frames, a tree of [N, ...], into the running statistics of pixels."""
+        """Update the running statistics of pixels with frames, a tree of [N, ...], or None."""
         leaves = None if frame is None else dict(leaves_of(frame))
         for net, k in zip(self.images, self._images, strict=True):
             assert isinstance(net, (ShallowConv, DeepConv))
@@ -140,14 +140,14 @@ class TreeEncoder(nn.Module):
 def make_encoder(
     name: str, frame: Any, normalize_images: bool = False
 ) -> ShallowConv | DeepConv | MLP | TreeEncoder:
-    """By the name of an encoder, for an array or a tree of them."""
+    """Make the encoder with this name, for frames that are an array or a tree of arrays."""
     if not isinstance(frame, ArraySpec):
         return TreeEncoder(name, frame, normalize_images)
     return MLP(frame) if name == "mlp" else IMAGE_ENCODERS[name](frame, normalize_images)
 
 
 def keep_in(dtype: torch.dtype, net: ShallowConv | DeepConv) -> None:
-    """Keep an image net's weights in `dtype`; pixels are normalised in float32 before."""
+    """Convert an image net's weights to `dtype`; pixels are still normalised in float32."""
     for child in net.children():
         if child is not net.images:
             child.to(dtype)

@@ -1,4 +1,4 @@
-"""From the name given with --model, and what environments are like, to an agent."""
+"""Makes the model that --model names, for environments with a given spec."""
 
 import inspect
 import math
@@ -21,16 +21,16 @@ from torchbeast.models.encoders import ENCODERS
 from torchbeast.models.frames import MIN_IMAGE_SIDE, find_layout
 from torchbeast.models.normalization import NormalizedObservations
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, and those by name
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
 def build_model(flags: Any, spec: Spec) -> nn.Module:
-    """The agent that flags ask for."""
+    """Make the model that the flags ask for."""
     return make_model(flags.model, spec, **{name: getattr(flags, name) for name in MODEL_FLAGS})
 
 
 def build_distribution(flags: Any, spec: Spec) -> Distribution:
-    """What the agent's `policy_logits` are the parameters of."""
+    """The distribution whose parameters are the agent's `policy_logits`."""
     return _distribution_of(spec, flags.squash_actions)
 
 
@@ -43,18 +43,18 @@ def make_model(
     separate_nets: bool = False,
     normalize_images: bool = False,
 ) -> nn.Module:
-    """An agent for environments that are like `spec`.
+    """Make an agent for environments with this `spec`.
 
     Args:
-        name: auto, shallow, deep, mlp, or `package.module:Class` for one's own, which behaves as
-            `Agent` does (docs/your_environment.md); see `_make_own` for its arguments.
-        normalize_observations: show it frames at a running mean of 0 and deviation of 1.
+        name: auto, shallow, deep, mlp, or `package.module:Class` of the user's own, which behaves
+            as `Agent` does (docs/your_environment.md); see `_make_own` for its arguments.
+        normalize_observations: wrap it in `NormalizedObservations`.
         squash_actions: see `torchbeast.core.distributions.make_distribution`.
-        separate_nets: of the built-in agents, see `Agent`.
-        normalize_images: of the built-in agents, see `torchbeast.models.frames.Images`.
+        separate_nets: for the built-in agents, see `Agent`.
+        normalize_images: for the built-in agents, see `torchbeast.models.frames.Images`.
     """
     shown = spec
-    if normalize_observations:  # the agent is shown other numbers than the environment's
+    if normalize_observations:  # the agent sees normalised numbers, without these bounds
         shown = replace(spec, observation=map_tree(_without_float_bounds, spec.observation))
     distribution = _distribution_of(spec, squash_actions)
     if ":" in name:
@@ -74,7 +74,7 @@ def make_model(
 
 
 def _check_mask(spec: Spec) -> None:
-    """Of environments elsewhere; those here have been checked one by one."""
+    """UsageError if action masks do not fit; environments elsewhere have not been checked yet."""
     rest, mask = split_mask(spec.observation)
     if mask is None:
         return
@@ -89,12 +89,12 @@ def _check_mask(spec: Spec) -> None:
 
 
 def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool) -> nn.Module:
-    """A model of the user's, called with what its arguments are named after.
+    """Make a model of the user's own; it gets the `known` values that it has arguments for.
 
-    Unless one of them is `observation_space`, `action_space` or `distribution`, it is called as in
+    Unless one of these is `observation_space`, `action_space` or `distribution`, it is called as in
     TorchBeast if it takes three arguments, or two and `use_lstm`: with the frame's shape (a tree of
-    shapes for a tree), the number of `policy_logits` (for Discrete actions their number) and
-    `use_lstm`.
+    shapes for a tree), the number of `policy_logits` (for Discrete actions, the number of actions)
+    and `use_lstm`.
     """
     make = user_code.find(name, "--model")
     known = {
@@ -112,7 +112,7 @@ def _make_own(name: str, spec: Spec, distribution: Distribution, use_lstm: bool)
     if not named.keys() & {"observation_space", "action_space", "distribution"}:
         calls.append(((shape, num_actions, use_lstm), {}))
     if named or (isinstance(make, type) and issubclass(make, nn.Module)):
-        calls.append(((), named))  # no function is called that asks for nothing
+        calls.append(((), named))  # not a function without such arguments
     calls.append(((shape, num_actions), {"use_lstm": use_lstm}))
     args, kwargs = next((call for call in calls if _binds(signature, call)), calls[0])
     try:
@@ -154,7 +154,7 @@ def _without_float_bounds(leaf: ArraySpec) -> ArraySpec:
 
 
 def choose_encoder(name: str, spec: Spec) -> str:
-    """`auto` is the shallow net for what looks like an image, the MLP for vectors and boards."""
+    """The encoder for `name`; auto: shallow if an array looks like an image, else the MLP."""
     if name != "auto":
         return name
     frame, _ = split_mask(spec.observation)

@@ -1,6 +1,6 @@
-"""Frames as nets take them: numbers of a size that they learn from, images with channels first.
+"""Prepares frames for nets: scaled numbers, one-hot categories, images with channels first.
 
-What a frame is comes from its spec: its shape, its bounds, and whether its integers are categories.
+A frame's spec decides what is done: its shape, its bounds, and whether integers are categories.
 """
 
 import math
@@ -18,17 +18,17 @@ from torchbeast.core.running_moments import RunningMoments
 from torchbeast.errors import UsageError
 
 MIN_IMAGE_SIDE = 32  # smaller boards are left to the MLP
-USUAL_FLOATS = (1.0, 32.0)  # bounds between which floats are left as they are
-MAX_ONE_HOT = 1024  # categories; of more, each is a short vector that is learnt
-MAX_ONE_HOTS = 1 << 14  # inputs of one array
+USUAL_FLOATS = (1.0, 32.0)  # floats whose bound is between these are left as they are
+MAX_ONE_HOT = 1024  # categories that are one-hot; with more, each has a learned embedding
+MAX_ONE_HOTS = 1 << 14  # one-hot inputs of one array
 CODE_SIZE = 16
 CHUNK = 8  # frames that stay in a core's cache from one operation to the next
-MIN_PIXEL_DEVIATION = 0.01  # of the range: less is noise, or a pixel that has not changed so far
-MAX_PIXEL = 5.0  # deviations; where things hardly ever are, one that is there stands out
+MIN_PIXEL_DEVIATION = 0.01  # part of the range: less is noise, or a pixel that has not changed yet
+MAX_PIXEL = 5.0  # deviations to which pixels are clipped: rare objects have huge ones
 
 
 def as_spec(frame: Any) -> Any:
-    """A tree of specs, or a shape of which nothing else is known."""
+    """A tree of specs; from a shape of which nothing else is known, a spec without bounds."""
     is_shape = isinstance(frame, tuple) and all(isinstance(n, int) for n in frame)
     return ArraySpec("float32", frame) if is_shape else frame
 
@@ -41,11 +41,11 @@ class Scale(NamedTuple):
 
 
 def scale_of(spec: ArraySpec) -> Scale | None:
-    """Brings what has bounds to [-1, 1] or [0, 1]; None if nothing has.
+    """The scale that brings elements with bounds to [-1, 1] or [0, 1]; None if there are none.
 
-    0 stays 0 if it is within the bounds, for it is often what nothing looks like. Floats around 0
-    with bounds of a usual size stay as they are: such bounds are often limits that are hardly ever
-    reached (velocities, say), so that most of what is seen would become too small.
+    0 stays 0 if it is within the bounds, as it often means that something is absent. Floats around
+    0 with bounds of a usual size stay as they are: such bounds are often limits that are hardly
+    ever reached (velocities, say), so that most values would become too small.
     """
     if spec.low is None or spec.high is None:
         return None
@@ -63,10 +63,11 @@ def scale_of(spec: ArraySpec) -> Scale | None:
 
 
 class Codes(nn.Module):
-    """Categories as short vectors that are learnt, however many there are: one for the number's
-    high digit and one for its low digit, to a base of about the root of their number.
+    """Learned embeddings of categories, however many there are.
 
-    A million take two tables of a thousand rows. All elements of an array share them.
+    A category is a number of two digits, to a base of about the root of the number of categories,
+    and each digit has an embedding: a million categories take two tables of a thousand rows. All
+    elements of an array share them.
     """
 
     def __init__(self, num_categories: int) -> None:
@@ -82,10 +83,10 @@ class Codes(nn.Module):
 
 
 class Numbers(nn.Module):
-    """Frames [N, ...] as vectors [N, num_outputs]: scaled by their bounds, categories one-hot, or
-    as `Codes` if there are many.
+    """Turns frames [N, ...] into vectors [N, num_outputs]: numbers are scaled by their bounds,
+    categories are one-hot, or `Codes` if there are many.
 
-    Without bounds numbers stay as they are, but for bytes, which are taken for 0 to 255.
+    Numbers without bounds stay as they are, except bytes, which are divided by 255.
     """
 
     shift: Tensor
@@ -104,10 +105,10 @@ class Numbers(nn.Module):
             self.num_outputs = sum(self._counts)
             first = low.ravel()
             last = first + np.array(self._counts) - 1
-            place = np.cumsum([0, *self._counts[:-1]]) - first  # of each, in the vector
+            place = np.cumsum([0, *self._counts[:-1]]) - first  # x + place: index in the vector
             for name, values in (("first", first), ("last", last), ("place", place)):
                 integers = torch.from_numpy(values.astype(np.int64))
-                self.register_buffer(name, integers, persistent=False)  # the spec says it
+                self.register_buffer(name, integers, persistent=False)  # follows from the spec
             if most > MAX_ONE_HOT or (most > 2 * CODE_SIZE and self.num_outputs > MAX_ONE_HOTS):
                 self.codes = Codes(most)
                 self.num_outputs = 2 * CODE_SIZE * len(self._counts)
@@ -119,7 +120,7 @@ class Numbers(nn.Module):
         shift, factor = scale or (0.0, 1.0)
         self._is_scaled = bool(np.any(shift) or np.any(np.not_equal(factor, 1.0)))
         for name, value in (("shift", shift), ("factor", factor)):
-            # Not in checkpoints: the spec says it.
+            # Not in checkpoints: it follows from the spec.
             value = torch.as_tensor(value, dtype=torch.float32).flatten()
             self.register_buffer(name, value, persistent=False)
 
@@ -133,7 +134,7 @@ class Numbers(nn.Module):
         return (x - self.shift) * self.factor if self._is_scaled else x
 
     def _name(self, x: Tensor) -> Tensor:
-        # What environments say, from wherever they are, must not end a run: hence the clamp.
+        # Clamped, since wrong numbers from environments elsewhere must not end a run.
         x = x.clamp(self.first, self.last)
         if self.codes is not None:
             return self.codes(x - self.first)
@@ -142,7 +143,7 @@ class Numbers(nn.Module):
 
 
 class JoinedNumbers(nn.Module):
-    """A tree of arrays [N, ...] as one vector [N, num_outputs]."""
+    """Turns a tree of arrays [N, ...] into one vector [N, num_outputs]."""
 
     def __init__(self, specs: Any) -> None:
         super().__init__()
@@ -165,10 +166,10 @@ class Layout(NamedTuple):
 
 
 def find_layout(shape: tuple[int, ...]) -> Layout | None:
-    """Of what looks like an image, or like a stack of images; None if it is none, or unclear.
+    """The layout of an image, or of a stack of images; None if the shape is neither, or ambiguous.
 
-    The two sides are the large dimensions, next to each other; channels come before or after,
-    and whatever is stacked comes first.
+    Height and width are the large dimensions, next to each other; channels come before or after,
+    and the dimension of a stack comes first.
     """
     layouts: dict[int, list[tuple[tuple[int, ...], tuple[int, int]]]] = {
         2: [((0, 1), (0, 1))],
@@ -186,7 +187,7 @@ def find_layout(shape: tuple[int, ...]) -> Layout | None:
 
 
 def _plain_layout(shape: tuple[int, ...]) -> Layout | None:
-    """Of a board, say, for who asks for an image net all the same."""
+    """The layout of a small frame, such as a board, if the user asks for an image net."""
     if len(shape) == 2:
         return Layout((0, 1), (1, *shape))
     if len(shape) != 3:
@@ -198,12 +199,12 @@ def _plain_layout(shape: tuple[int, ...]) -> Layout | None:
 
 
 class _State(NamedTuple):
-    """Which moments were in use: the agent uses the same ones in many passes."""
+    """Identifies the moments that a cached result was made from, as many passes use the same."""
 
     mean: Tensor
     variance: Tensor
     changes: int
-    num_frames: float  # what is written to `.data` counts as no change
+    num_frames: float  # `changes` does not count writes to `.data`
     dtype: torch.dtype
 
     def is_same(self, other: "_State") -> bool:
@@ -212,13 +213,13 @@ class _State(NamedTuple):
 
 
 class Images(nn.Module):
-    """Frames as the convolutions want them: channels first in shape, last in memory, centred.
+    """Prepares frames for convolutions: channels first in shape, last in memory, centred.
 
-    Bytes stay bytes until here. With `normalize` each pixel has a running mean of 0 and deviation
-    of 1, so that what always looks the same is gone, and a ball of two pixels is not. Else each
-    frame's mean is taken off what has bounds: most of a game's screen is one even background, and
-    its brightness is in every gradient, so that the first layer's filters drift the same way until
-    most are 0 everywhere.
+    Bytes are converted only here. With `normalize`, each pixel is normalised by its running mean
+    and standard deviation, which removes what always looks the same, but not a ball of two pixels.
+    Else each frame's mean is subtracted if pixels have bounds: most of a game's screen is an even
+    background, whose brightness would enter every gradient, so that the first layer's filters drift
+    the same way until most are 0 everywhere.
     """
 
     def __init__(self, spec: ArraySpec, normalize: bool = False) -> None:
@@ -239,13 +240,13 @@ class Images(nn.Module):
         self._last_normal: tuple[_State, tuple[Tensor, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy's tensors count their own changes.
+        # Not the cache: a copy's tensors have change counters of their own.
         return {**super().__getstate__(), "_last_normal": None}
 
     def forward(self, frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Frames [N, ...] for convolutions in this `dtype`; on a CPU in autocast's if that is on.
+        """Prepare frames [N, ...] for convolutions in `dtype`, or on a CPU in that of autocast.
 
-        Those in bfloat16, which no environment gives, come from `prepare`.
+        Frames in bfloat16, which no environment has, are those that `prepare` has returned.
         """
         channels, *sides = self._shape
         if frame.dtype == torch.bfloat16 and [*frame.shape[1:]] == [*sides, channels]:
@@ -255,7 +256,7 @@ class Images(nn.Module):
         normal = self._find_normal(frame.dtype)
         if frame.device.type != "cpu" or torch.compiler.is_compiling():
             return self._center(frame, x, normal).to(dtype)
-        # In pieces that stay in the cache until they have the dtype of the convolutions.
+        # In chunks that stay in the CPU's cache until they are converted to the final dtype.
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
         if dtype == torch.float32:
@@ -268,16 +269,16 @@ class Images(nn.Module):
         return images
 
     def prepare(self, frame: Tensor) -> Tensor:
-        """What `forward` makes of frames [N, ...] in bfloat16, as [N, H, W, channels].
+        """The result of `forward` in bfloat16, as [N, H, W, channels], to be passed to `forward`.
 
-        For who shows them more than once with the same statistics.
+        For frames that are used several times with the same statistics.
         """
         return self.forward(frame, torch.bfloat16).permute(0, 2, 3, 1).contiguous()
 
     @torch.no_grad()
     def observe(self, frame: Tensor | None, ranks: Ranks = ALONE) -> None:
-        """Take frames [N, ...] into the running statistics of pixels; None: there are only those
-        of other ranks."""
+        """Update the running statistics of pixels with frames [N, ...]; None: this rank has none,
+        and takes in those of other ranks."""
         if self._moments is None:
             return
         if frame is None:
@@ -297,16 +298,16 @@ class Images(nn.Module):
         return self._scale
 
     def _find_normal(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """What each pixel is multiplied by, and what is added then, [1, channels, H, W]."""
+        """The factor of each pixel, and what is added then, [1, channels, H, W] each; cached."""
         if self._moments is None:
             return None
         mean, variance = self._moments.mean, self._moments.variance
-        is_on_cpu = mean.device.type == "cpu"  # elsewhere it takes no time, and `count` would
+        is_on_cpu = mean.device.type == "cpu"  # elsewhere it takes no time; reading `count` would
         if not is_on_cpu or torch.compiler.is_compiling() or mean.is_inference():
             return self._make_normal(dtype)
         state = _State(mean, variance, mean._version, float(self._moments.count), dtype)
         if self._last_normal is None or not state.is_same(self._last_normal[0]):
-            with torch.inference_mode(False), torch.no_grad():  # the learner may be next to use it
+            with torch.inference_mode(False), torch.no_grad():  # the learner may use it, too
                 self._last_normal = state, self._make_normal(dtype)
         return self._last_normal[1]
 
@@ -324,20 +325,20 @@ class Images(nn.Module):
         )
 
     def _center(self, frame: Tensor, x: Tensor, normal: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Write a frame to `x`, scaled."""
+        """Write frames to `x`, normalised or centred."""
         for channel in range(self.num_channels):  # one strided copy of all takes twice as long
             x[:, channel] = frame[:, channel]
         if normal is not None:
             factor, shift = normal
             return torch.addcmul(shift, x, factor, out=x).clamp_(-MAX_PIXEL, MAX_PIXEL)
         scale = self._scale_for(frame.dtype)
-        if scale is not None:  # what is taken off first goes with the mean
+        if scale is not None:  # without its shift, which goes with the mean
             x.mul_(scale.factor)
             x.sub_(x.mean(dim=(1, 2, 3), keepdim=True))
         return x
 
     def count_outputs(self, convs: nn.Module) -> int:
-        """UsageError if the images are too small for them."""
+        """The number of outputs of `convs`; UsageError if the images are too small for them."""
         try:
             with torch.no_grad():
                 return convs(torch.zeros(1, *self._shape)).numel()

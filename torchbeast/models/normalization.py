@@ -1,7 +1,7 @@
-"""Observations at a running mean of 0 and deviation of 1, for any agent.
+"""Normalises observations by their running mean and standard deviation, for any agent.
 
-The statistics are buffers: they are in checkpoints, and are published with the weights, so that
-actors and learner see a frame with the statistics of their version. The learner updates them.
+The statistics are buffers: they are in checkpoints, and are published with the weights, so that a
+version of the weights has its statistics. The learner updates them.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from torchbeast.core.running_moments import MAX_NORMALIZED, RunningMoments
 
 
 class NormalizedObservations(nn.Module):
-    """An agent whose frames are normalised; integers and masks of actions are left as they are."""
+    """An agent whose frames are normalised; integers and action masks are left as they are."""
 
     def __init__(self, agent: nn.Module, observation: Any) -> None:
         """`observation` is the spec of one frame."""
@@ -41,10 +41,10 @@ class NormalizedObservations(nn.Module):
     def observe_frames(
         self, frame: Any, mask: Tensor | None, ranks: Ranks = ALONE
     ) -> Tensor | float:
-        """Take in frames [T+1, B, ...], but for the last row's, where `mask` [T, B] says so.
+        """Update the statistics with frames [T+1, B, ...]: those of rows 0 to T-1 in `mask` [T, B].
 
-        For the learner alone. Without a mask there are no frames here, only those of other ranks.
-        Returns how many numbers were out of the statistics' reach.
+        Only the learner calls it. Without a mask, this rank has no frames, and takes in those of
+        other ranks. Returns how many numbers were clipped (`RunningMoments.reach`).
         """
         samples: dict[RunningMoments, Tensor] = {}
 
@@ -79,7 +79,7 @@ def _normalize(moments: RunningMoments | None, x: Tensor) -> Tensor:
 
 
 def _moments_for(observation: Any) -> Any:
-    """A tree like the observation's: statistics for floats, None for all that stays as it is."""
+    """A tree like the observation's: statistics for floats, None for arrays left as they are."""
 
     def make(leaf: ArraySpec) -> RunningMoments | None:
         return RunningMoments(leaf.shape) if np.issubdtype(leaf.dtype, np.floating) else None
