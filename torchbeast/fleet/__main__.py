@@ -39,7 +39,7 @@ PROGRAM = "python -m torchbeast.fleet"
 
 
 def launcher(name: str) -> Launcher:
-    """Imported when it is asked for: most have no use for Ray, nor for Slurm."""
+    """The launcher with this name, imported when it is used: Ray and submitit are optional."""
     return cast(Launcher, importlib.import_module(LAUNCHERS[name]))
 
 
@@ -51,7 +51,7 @@ def start(flags: Flags) -> int:
                        flags.connect)  # fmt: skip
     if flags.name in states.fleets_in(flags.savedir):
         before = states.read(flags.folder)
-        both_local = before.launcher == flags.launcher == "local"  # which has a lock of its own
+        both_local = before.launcher == flags.launcher == "local"  # local fleets have a lock
         if not both_local and _find_tasks(before, flags.folder):
             raise UsageError(
                 f"A fleet named {flags.name} runs already; stop it with `python -m "
@@ -62,7 +62,7 @@ def start(flags: Flags) -> int:
 
 
 def _find_tasks(state: states.State, folder: Path) -> list[TaskStatus]:
-    """Of a fleet that was stopped nobody is asked: its cluster may be gone."""
+    """The fleet's tasks; none of a stopped fleet, without asking a cluster that may be gone."""
     return [] if state.is_stopped else launcher(state.launcher).status(state, folder)
 
 
@@ -80,7 +80,7 @@ def show_status(name: str | None, savedir: Path) -> None:
     for each in names:
         try:
             print(_describe(each, savedir / each))
-        except UsageError as error:  # others may be within reach
+        except UsageError as error:  # show the other fleets
             if name is not None:
                 raise
             print(f"{each}: {error}")

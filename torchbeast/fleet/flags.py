@@ -1,4 +1,4 @@
-"""The flags of a fleet: those of what its processes run, and where they are to run."""
+"""The flags of a fleet: what its processes run, and where."""
 
 import dataclasses
 import json
@@ -16,16 +16,16 @@ from torchbeast.errors import UsageError, require_positive
 
 DEFAULT_SAVEDIR = Path("~/.cache/torchbeast/fleets")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-PLACED = ("servers_per_task", "cpus_per_server", "memory_gb_per_server")  # not on this machine
+PLACED = ("servers_per_task", "cpus_per_server", "memory_gb_per_server")  # not for `local`
 ACTORS_ALONE = [field.name for field in dataclasses.fields(polybeast_env.ActorOptions)]
 
 
 @dataclass(frozen=True)
 class TaskFlags(polybeast_env.Flags, polybeast_env.ActorOptions):
-    """What the processes of a task run; no secret is in it."""
+    """What the processes of a task run. The flags contain no secret."""
 
     role: Literal["environments", "actors"] = "environments"
-    """What the servers are: environments (`polybeast_env`), or actors that carry the model
+    """What the servers run: environments (`polybeast_env`), or actors that carry the model
     (`polybeast_actor`), for slow links."""
 
     @property
@@ -39,31 +39,31 @@ class Flags(TaskFlags):
     """Start a fleet of environment processes that dial a learner."""
 
     launcher: Literal["local", "ray", "slurm"] = "local"
-    """Who places the processes: this program on this machine, a Ray cluster, or Slurm."""
+    """What places the processes: this program on this machine, a Ray cluster, or Slurm."""
     name: str = "fleet"
     """The fleet's name, for the commands status and stop."""
     savedir: Path = DEFAULT_SAVEDIR
-    """What is known of the fleet is kept in <savedir>/<name>; Slurm's nodes must see it, too."""
+    """The fleet's state is kept in <savedir>/<name>; Slurm's nodes must see this folder, too."""
     servers_per_task: int = 1
     """Ray, Slurm: servers that are placed together, in one Ray actor or one task of the array."""
     cpus_per_server: float = 1.0
-    """Ray, Slurm: cores to ask for, for each server."""
+    """Ray, Slurm: CPU cores to request for each server."""
     memory_gb_per_server: float | None = None
-    """Ray, Slurm: memory to ask for, for each server; None: whatever the scheduler gives."""
+    """Ray, Slurm: GiB of memory to request for each server; None: the scheduler's default."""
 
     ray_address: str = "auto"
     """Ray: the cluster; auto is the one that this machine belongs to."""
     ray_placement: Literal["SPREAD", "DEFAULT"] = "SPREAD"
     """Ray: spread tasks over all nodes, or fill one after the other."""
     ray_resources: str = ""
-    """Ray: other resources that each task asks for, as JSON: '{"simulators": 1}'."""
+    """Ray: other resources to request for each task, as JSON: '{"simulators": 1}'."""
     ray_runtime_env: str = ""
     """Ray: its runtime_env, as JSON: '{"working_dir": "."}' copies your code to all nodes."""
 
     slurm_partition: str | None = None
     """Slurm: the partition; None: the cluster's default."""
     slurm_time_min: int = 1440
-    """Slurm: time limit of a task in minutes; the task is put into the queue again before it."""
+    """Slurm: time limit of a task in minutes; before it, the task is requeued."""
     slurm_options: str = ""
     """Slurm: more options of sbatch, as JSON: '{"account": "lab", "qos": "preemptible"}'."""
 
@@ -71,12 +71,12 @@ class Flags(TaskFlags):
 
     @property
     def folder(self) -> Path:
-        """Where this fleet keeps its files."""
+        """The folder of this fleet's files."""
         return self.savedir.expanduser().absolute() / self.name
 
     @property
     def num_tasks(self) -> int:
-        """On this machine one process looks after all servers."""
+        """Tasks of the fleet: one with the local launcher, which supervises all servers."""
         if self.launcher == "local":
             return 1
         return math.ceil(self.num_servers / self.servers_per_task)
@@ -122,7 +122,7 @@ class Flags(TaskFlags):
             )
 
     def _check_launcher(self) -> None:
-        """What is for other launchers or roles would have no effect."""
+        """UsageError for flags of other launchers or roles, which would have no effect."""
         for field in dataclasses.fields(self):
             if getattr(self, field.name) == field.default:
                 continue

@@ -19,7 +19,7 @@ STOP_S = 30.0
 
 
 def start(flags: Flags, state: State) -> int:
-    """Runs the fleet, too."""
+    """Start the fleet and run it until it is stopped; returns the exit code."""
     [share] = split(flags)
     state.handle = {"pid": os.getpid(), "host": socket.gethostname()}
 
@@ -54,7 +54,7 @@ def stop(state: State, folder: Path) -> None:
     is_asked = False
     while _is_running(state, folder):
         if not is_asked:
-            with contextlib.suppress(ProcessLookupError):  # it ends at this moment
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(state.handle["pid"], signal.SIGTERM)
             is_asked = True
         if time.monotonic() > deadline:
@@ -66,7 +66,7 @@ def stop(state: State, folder: Path) -> None:
 
 
 def _is_running(state: State, folder: Path) -> bool:
-    """Whoever holds the lock is alive, and no other process that got its number."""
+    """Whether a process holds the fleet's lock; its pid alone may be another process's by now."""
     host = socket.gethostname()
     if state.handle["host"] != host:
         raise UsageError(
@@ -79,7 +79,7 @@ def _is_running(state: State, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[bool]:
-    """Says whether nobody else has it."""
+    """Lock the fleet's folder while entered; yields False if another process holds the lock."""
     with (folder / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

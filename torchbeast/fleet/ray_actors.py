@@ -1,7 +1,7 @@
 """A fleet in a Ray cluster: each task is a detached Ray actor.
 
-Ray restarts it, on another node if need be, when its process or its node is gone; while no node has
-room for it, it is pending, which is what an autoscaler looks at.
+Ray restarts it, on another node if need be, when its process or its node is gone. While no node has
+room for it, it is pending, and an autoscaler may add a node.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ logger = logging.getLogger("torchbeast")
 
 NAMESPACE = "torchbeast"
 CONNECT_S = 120.0
-QUIET_S = 2.0  # without an answer of any actor: the others are pending
+QUIET_S = 2.0  # without an answer, after which the other actors count as pending
 TIDY_S = 8.0  # for a task's servers to end, before Ray kills their process
 MAX_LINE = 200
 FILES = ("tls_ca", "tls_cert", "tls_key")
@@ -51,7 +51,7 @@ class Secrets:
         return cls(flags.read_token(), files)
 
     def unpack(self, flags: TaskFlags) -> TaskFlags:
-        """Flags that find them in this process's memory: nothing is left when it is killed."""
+        """Put them into this process's memory, and not on disk; returns flags that find them."""
         secret.keep(self.token)
         paths: dict[str, Any] = {"token_file": None}
         for name, data in self.files.items():
@@ -77,7 +77,7 @@ class RayTask:
         self._thread.start()
 
     def figures(self) -> dict[str, Any]:
-        """How it fares."""
+        """The fields of its `TaskStatus`."""
         where = f"{socket.gethostname()}, process {os.getpid()}"
         return {
             "state": f"cannot work: {self._problem}" if self._problem else "running",
@@ -87,7 +87,7 @@ class RayTask:
         }
 
     def stop(self) -> None:
-        """Let the environments leave."""
+        """End the task's servers tidily."""
         self._is_stopping.set()
         self._thread.join(TIDY_S)
 
@@ -95,7 +95,7 @@ class RayTask:
         try:
             code = run_task(self._flags, self._is_restart, self._note)
             self._problem = "its servers have ended; its log says why" if code else ""
-        except (UsageError, NobodyLeft) as error:  # until somebody stops the fleet
+        except (UsageError, NobodyLeft) as error:  # shown until the fleet is stopped
             self._problem = str(error).strip().splitlines()[-1]
             logger.error("%s", error)
         except BaseException:
@@ -157,7 +157,7 @@ def stop(state: State, folder: Path) -> None:
 
 
 def _ask(ray: Any, actors: dict[int, Any]) -> dict[int, dict[str, Any]]:
-    """The figures of those that run, or why there are none; pending ones do not answer."""
+    """The figures of running actors, or why there are none; pending ones do not answer."""
     calls = {actor.figures.remote(): number for number, actor in actors.items()}
     waiting, found = list(calls), {}
     while waiting:
@@ -165,7 +165,7 @@ def _ask(ray: Any, actors: dict[int, Any]) -> dict[int, dict[str, Any]]:
         for call in done:
             try:
                 found[calls[call]] = ray.get(call)
-            except ray.exceptions.RayError as error:  # it restarts at this moment, or never works
+            except ray.exceptions.RayError as error:  # it is restarting, or never works
                 [line, *_] = str(error).splitlines() or [type(error).__name__]
                 found[calls[call]] = {"state": f"no answer ({line[:MAX_LINE]})"}
         if not done:
@@ -174,10 +174,10 @@ def _ask(ray: Any, actors: dict[int, Any]) -> dict[int, dict[str, Any]]:
 
 
 def _actors(ray: Any, state: State) -> dict[int, Any]:
-    """Those that live or are pending, by number."""
+    """The fleet's actors that are running or pending, by number."""
     found = {}
     for number in range(state.num_tasks):
-        with contextlib.suppress(ValueError):  # Ray's answer for a name that nobody has
+        with contextlib.suppress(ValueError):  # Ray's error for an unknown name
             found[number] = ray.get_actor(_name(state.name, number), NAMESPACE)
     return found
 
@@ -188,14 +188,14 @@ def _name(fleet: str, number: int) -> str:
 
 @contextlib.contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Ray, connected; actors outlive the connection."""
+    """Connect to a Ray cluster and yield `ray`; actors outlive the connection."""
     try:
         import ray
     except ImportError as error:
         raise UsageError(
             "--launcher ray needs the package ray; install it with `pip install 'torchbeast[ray]'`."
         ) from error
-    too_late = threading.Timer(CONNECT_S, _give_up, [address])  # Ray itself has no limit
+    too_late = threading.Timer(CONNECT_S, _give_up, [address])  # Ray itself has no time limit
     too_late.daemon = True
     too_late.start()
     try:

@@ -20,9 +20,9 @@ from torchbeast.fleet.flags import Flags, TaskFlags
 from torchbeast.fleet.state import State, TaskStatus
 from torchbeast.fleet.task import log_to_stderr, run_task, split
 
-JOBS = "jobs"  # folder of scripts and logs, in the fleet's
+JOBS = "jobs"  # subfolder of scripts and logs
 MAX_REQUEUES = 10**6
-KILL_S = 900.0  # by when Slurm has killed who it sent SIGTERM
+KILL_S = 900.0  # time within which Slurm sends SIGKILL after SIGTERM
 COMMAND_S = 60.0
 STOP_S = 120.0
 GONE = "Invalid job id"
@@ -31,11 +31,11 @@ FORMAT = "%i|%T|%N|%r"
 
 @dataclasses.dataclass
 class SlurmTask:
-    """What submitit calls, in a process that Slurm has started."""
+    """One task; submitit calls it in a process that Slurm has started."""
 
     flags: TaskFlags
     folder: Path
-    """The fleet's."""
+    """The fleet's folder."""
     is_restart: bool = False
 
     def __call__(self) -> int:
@@ -52,20 +52,21 @@ class SlurmTask:
         return code
 
     def checkpoint(self) -> Any:
-        """Called by submitit before the time limit: what is to run after it."""
+        """Called by submitit before the time limit; returns what to run after the requeue."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(dataclasses.replace(self, is_restart=True))
 
     def _wait_to_be_killed(self) -> None:
-        """Slurm requeues whom it had to kill; who ends by itself when preempted has finished."""
+        """After SIGTERM, wait for SIGKILL unless the fleet is stopped: Slurm requeues only tasks
+        that it had to kill."""
         deadline = time.monotonic() + KILL_S
         while not states.read(self.folder).is_stopped and time.monotonic() < deadline:
             time.sleep(1)
 
 
 def make_executor(flags: Flags) -> Any:
-    """Of submitit, with what the flags ask for."""
+    """submitit's executor with the resources that the flags ask for."""
     submitit = _submitit()
     try:
         executor = submitit.SlurmExecutor(flags.folder / JOBS, max_num_timeout=MAX_REQUEUES)
@@ -91,14 +92,14 @@ def make_executor(flags: Flags) -> Any:
 
 
 def submit(flags: Flags, executor: Any) -> list[Any]:
-    """The jobs of submitit, one a task."""
+    """Submit all tasks as one array job; returns submitit's jobs, one for each task."""
     with executor.batch():
         return [executor.submit(SlurmTask(share, flags.folder)) for share in split(flags)]
 
 
 def start(flags: Flags, state: State) -> int:
     executor = make_executor(flags)
-    state.write(flags.folder)  # tasks look at it
+    state.write(flags.folder)  # tasks read it
     try:
         jobs = submit(flags, executor)
     except _submitit().core.utils.FailedJobError as error:
@@ -127,7 +128,7 @@ def status(state: State, folder: Path) -> list[TaskStatus]:
 def stop(state: State, folder: Path) -> None:
     if "job" not in state.handle:
         return
-    dataclasses.replace(state, is_stopped=True).write(folder)  # tasks end when they get SIGTERM
+    dataclasses.replace(state, is_stopped=True).write(folder)  # so that tasks end after SIGTERM
     _run(["scancel", state.handle["job"]], ok=GONE)
     deadline = time.monotonic() + STOP_S
     while status(state, folder):
@@ -140,7 +141,7 @@ def stop(state: State, folder: Path) -> None:
 
 
 def _run(command: list[str], ok: str) -> str:
-    """What it prints; nothing if it fails with the words `ok`."""
+    """Run a command; returns its output, or nothing if it fails with the words `ok`."""
     try:
         result = subprocess.run(
             command, capture_output=True, text=True, timeout=COMMAND_S, check=False

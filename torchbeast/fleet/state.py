@@ -1,6 +1,6 @@
-"""What is known of a fleet: what was started, how its tasks fare, and what launchers do with it.
+"""A fleet's state, the status of its tasks, and the interface of the launchers.
 
-No secret is in <savedir>/<name>/fleet.json, which keeps it between two commands.
+The state is kept in <savedir>/<name>/fleet.json between two commands; it contains no secret.
 """
 
 import dataclasses
@@ -30,24 +30,24 @@ class State:
     started: str
     is_stopped: bool = False
     handle: dict[str, Any] = field(default_factory=dict)
-    """How its launcher finds it again."""
+    """What its launcher needs to find it again."""
 
     @classmethod
     def of(cls, flags: Flags) -> "State":
-        """Of a fleet that starts now."""
+        """The state of a fleet that starts now."""
         now = datetime.datetime.now().isoformat(" ", "seconds")
         assert flags.connect is not None
         return cls(flags.name, flags.launcher, flags.env, flags.connect, flags.num_servers,
                    flags.num_tasks, now)  # fmt: skip
 
     def write(self, folder: Path) -> None:
-        """Whoever reads it sees a whole file."""
+        """Write the state file atomically."""
         beside = folder / f".{FILE}.{os.getpid()}"
         beside.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         beside.replace(folder / FILE)
 
     def describe(self) -> str:
-        """One line for people."""
+        """The fleet in one line."""
         return (
             f"{self.name}: {self.num_servers} servers of {self.env} for {self.connect}, launched "
             f"with {self.launcher} at {self.started}"
@@ -55,7 +55,7 @@ class State:
 
 
 class TaskStatus(NamedTuple):
-    """One task, for people."""
+    """The status of one task, as it is shown to users."""
 
     task: str
     state: str
@@ -63,24 +63,24 @@ class TaskStatus(NamedTuple):
     where: str = "-"
     servers: str = "-"
     restarts: str = "-"
-    """Of its servers, since it runs there."""
+    """Restarts of its servers, since it has been running there."""
 
 
 class Launcher(Protocol):
-    """A module with these functions. `state.handle` is its own."""
+    """The functions that a launcher's module has. `state.handle` is for its own use."""
 
     def start(self, flags: Flags, state: State) -> int:
         """Start the fleet and write its state; returns the exit code."""
 
     def status(self, state: State, folder: Path) -> list[TaskStatus]:
-        """Of all tasks; empty if there are none any more."""
+        """The status of all tasks; empty if there are none any more."""
 
     def stop(self, state: State, folder: Path) -> None:
-        """End all tasks; returns when they are gone, or UsageError."""
+        """End all tasks and wait until they are gone; UsageError if they do not end."""
 
 
 def make_folder(folder: Path) -> None:
-    """UsageError if nothing can be written there."""
+    """Make a fleet's folder; UsageError if nothing can be written there."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -92,7 +92,7 @@ def make_folder(folder: Path) -> None:
 
 
 def read(folder: Path) -> State:
-    """UsageError if there is no such fleet."""
+    """Read a fleet's state; UsageError if there is no such fleet."""
     try:
         return State(**json.loads((folder / FILE).read_text()))
     except FileNotFoundError:
@@ -108,5 +108,5 @@ def read(folder: Path) -> State:
 
 
 def fleets_in(savedir: Path) -> list[str]:
-    """Names."""
+    """The names of the fleets in `savedir`."""
     return sorted(path.parent.name for path in savedir.expanduser().glob(f"*/{FILE}"))

@@ -1,7 +1,7 @@
 """A task: a share of a fleet's servers, which a scheduler places on one machine.
 
-split      the shares of all tasks
-run_task   one of them, in the process that the scheduler started
+split      makes the flags of all tasks
+run_task   runs one task, in the process that the scheduler started
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ LOG_FORMAT = "[fleet] %(message)s"
 
 
 def split(flags: Flags) -> list[TaskFlags]:
-    """What each task is to run."""
+    """The flags of each task: its share of the servers, and its seed."""
     names = [field.name for field in dataclasses.fields(TaskFlags)]
     everything = TaskFlags(**{name: getattr(flags, name) for name in names})
     paths = Security.of(flags).to_json()  # absolute: tasks run in other folders
@@ -33,7 +33,7 @@ def split(flags: Flags) -> list[TaskFlags]:
 
 
 def log_to_stderr() -> None:
-    """What this package logs, and nothing that a scheduler's library does."""
+    """Show this package's log messages on stderr, but not those of a scheduler's library."""
     logger = logging.getLogger("torchbeast")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -42,10 +42,10 @@ def log_to_stderr() -> None:
 
 
 def run_task(flags: TaskFlags, is_restart: bool, goes_on: Callable[[Supervisor], bool]) -> int:
-    """Until SIGTERM, or `goes_on` says no. Returns the exit code.
+    """Run the task's servers until SIGTERM, or until `goes_on` is false. Returns the exit code.
 
-    A restart has other seeds, and lives through other episodes. UsageError if this machine lacks
-    something that the flags need, NobodyLeft if no environment has ever worked.
+    A restart has other seeds, so that episodes differ. UsageError if this machine lacks something
+    that the flags need, NobodyLeft if no environment has ever worked.
     """
     flags = dataclasses.replace(flags, seed=None) if is_restart else flags
     if flags.role == "actors":
