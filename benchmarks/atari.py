@@ -1,9 +1,9 @@
-"""PolyBeast and MonoBeast on Pong next to what their parts would allow on this machine.
+"""The speed of PolyBeast and MonoBeast on Pong, and the bound that their parts set here.
 
 bound = cores / (CPU-seconds of one step in the environment + in inference + in the update), each
 measured alone, between the runs, with the runs' settings and batch sizes. The busy bound is the
 same with each part on all cores at once: cores that are all busy have a lower clock, and share
-caches and memory. Idle is the part of the machine that nobody used in the runs. Last line: JSON.
+caches and memory. Idle is the part of the machine that was not used in the runs. Last line: JSON.
 
     python benchmarks/atari.py [--seconds 40] [--rounds 2]
 """
@@ -38,7 +38,7 @@ from torchbeast.run.command_line import parse
 from torchbeast.run.flags import num_cores
 from torchbeast.runtime.actor_model import ActorModel
 
-WARM_UP_S = 15.0  # environments take their time to start
+WARM_UP_S = 15.0  # time for environments to start
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Options:
     """Measure both beasts against the sum of their parts."""
 
     env: str = "PongNoFrameskip-v4"
-    """What to train on."""
+    """The environment to train on."""
     seconds: float = 40.0
     """Length of each measured run, after a warm-up."""
     rounds: int = 2
-    """How often each of them runs, in turn."""
+    """Number of runs of each beast, in turns."""
     args: str = ""
     """Further flags for PolyBeast."""
     mono_args: str = ""
@@ -59,12 +59,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one run."""
+    """The result of one run."""
 
     sps: float
     inference_batch: float
     idle: float
-    """Part of the machine."""
+    """The part of the machine that was idle."""
 
 
 def measure_training(module: str, options: Options, args: list[str]) -> Speed:
@@ -99,7 +99,7 @@ def measure_training(module: str, options: Options, args: list[str]) -> Speed:
 
 
 def cpu_seconds_a_call(call: Callable[[], Any], seconds: float = 4.0) -> float:
-    """CPU time of all threads of this process, after a warm-up."""
+    """CPU-seconds that a call takes in all threads of this process, after a warm-up."""
     for _ in range(3):
         call()
     calls, cpu, end = 0, time.process_time(), time.monotonic() + seconds
@@ -112,7 +112,7 @@ def cpu_seconds_a_call(call: Callable[[], Any], seconds: float = 4.0) -> float:
 def measure_parts(
     flags: polybeast.Flags | monobeast.Flags, inference_batch: int
 ) -> dict[str, float]:
-    """CPU-seconds a step of each part, alone."""
+    """CPU-seconds of a step in each part, measured alone."""
     keep_freed_memory()
     E, T, B = flags.envs_per_actor, flags.unroll_length, flags.batch_size
     envs = make_envs(flags.env_options, E, seed=0)
@@ -133,7 +133,7 @@ def measure_parts(
 
     inputs = rows(1, inference_batch)
     state = monobeast.initial_state(model, inference_batch)
-    is_poly = isinstance(flags, polybeast.Flags)  # MonoBeast's actors have float32 always
+    is_poly = isinstance(flags, polybeast.Flags)  # MonoBeast's actors always use float32
     agent = ActorModel(model, torch.device("cpu"), autocast=flags.autocast if is_poly else "none")
 
     def infer() -> None:
@@ -160,14 +160,14 @@ def measure_parts(
 def measure_busy_parts(
     flags: polybeast.Flags | monobeast.Flags, inference_batch: int
 ) -> dict[str, float]:
-    """The same in as many processes as there are cores."""
+    """`measure_parts` in as many processes at once as there are cores; means over them."""
     n = num_cores()
     with ProcessPoolExecutor(n, multiprocessing.get_context("spawn")) as pool:
         return mean_parts(list(pool.map(measure_parts, [flags] * n, [inference_batch] * n)))
 
 
 def bound_of(parts: list[dict[str, float]]) -> float:
-    """Steps a second."""
+    """The bound on steps a second that the parts set."""
     return num_cores() / sum(mean_parts(parts).values())
 
 

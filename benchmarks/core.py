@@ -1,10 +1,10 @@
-"""How fast the C++ core is, against what one would use instead.
+"""How fast the C++ core is, compared with what one would use instead.
 
     python benchmarks/core.py
 
 (a) round trips of Python threads through BatchingQueue and DynamicBatcher, (b) assembling a
 learner's batch against memcpy and torch.cat, (c) nest against optree and torch's pytree.
-Ratios are of times measured side by side in this run: above 1, ours is faster. Last line: JSON.
+Ratios compare times measured side by side in this run: above 1, ours is faster. Last line: JSON.
 """
 
 import ctypes
@@ -25,11 +25,11 @@ import nest
 from libtorchbeast import BatchingQueue, DynamicBatcher
 
 FRAME = (4, 84, 84)
-SECONDS, REPEATS = 0.5, 3  # Of each round trip; the median counts.
+SECONDS, REPEATS = 0.5, 3  # For each measurement of round trips; the median counts.
 
 
 def median_times(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each function, all of them called in turn, results dropped untimed."""
+    """Median seconds of each function; all are called in turn, and freeing results is not timed."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
@@ -124,8 +124,10 @@ def measure_round_trips() -> dict[str, float]:
 
 
 def measure_learner_batch() -> dict[str, float]:
-    """[81, 32, 4, 84, 84] bytes from 32 rollouts. Buffers are warm, but for torch.cat as one would
-    write it, whose memory is new every time."""
+    """Assemble [81, 32, 4, 84, 84] bytes from 32 rollouts.
+
+    Buffers are warm, except for a plain torch.cat, which allocates its result each time.
+    """
     rollouts = [torch.randint(255, (81, 1, *FRAME), dtype=torch.uint8) for _ in range(32)]
     queue = BatchingQueue(batch_dim=1, minimum_batch_size=32, maximum_batch_size=32)
     source = torch.cat(rollouts, dim=1)
@@ -169,7 +171,7 @@ def pytree_pack_as(n: Any, leaves: list[Any]) -> Any:
 
 
 def nest_operations(n: Any) -> dict[str, list[Callable[[], Any]]]:
-    """The same operation by nest, optree and pytree."""
+    """By operation: its implementations in nest, optree and pytree."""
     leaves = nest.flatten(n)
     return {
         "map": [
@@ -229,7 +231,7 @@ def measure_nest() -> dict[str, float]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # Everybody gets one core; torch.cat is the faster for it here.
+    torch.set_num_threads(1)  # One core for all of them; torch.cat is faster with one here.
     results = measure_round_trips() | measure_learner_batch() | measure_nest()
     print(json.dumps(results))
 

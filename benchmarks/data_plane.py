@@ -1,8 +1,8 @@
 """How fast the data plane moves steps when environments, model and learner cost next to nothing.
 
 Mock frames (4x84x84) from worker processes, a model that reads a few pixels, a learner that takes
-every rollout (T=20); against the rate at which one core can copy each frame three times with
-memcpy. Then the CPU time of a step from 8 to 512 environments. Last line: JSON.
+every rollout (T=20). Their speed is compared with that at which one core copies each frame three
+times with memcpy. Then the CPU time of a step, with 8 to 512 environments. Last line: JSON.
 
     python benchmarks/data_plane.py [--seconds 10]
 """
@@ -39,7 +39,7 @@ class Options:
     num_workers: int = max(2, os.cpu_count() or 2)
     """Processes that step environments."""
     envs_per_lane: int = 32
-    """Environments that step together, for the first figure."""
+    """Environments that step together, for the comparison with memcpy."""
 
 
 def memcpy_steps_per_s() -> float:
@@ -56,14 +56,14 @@ def memcpy_steps_per_s() -> float:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one measurement."""
+    """The result of one measurement."""
 
     steps_per_s: float
     cpu_us_a_step: float
 
 
 def measure(options: Options, num_workers: int, num_lanes: int, envs_per_lane: int) -> Figures:
-    """Run the whole data plane for a while."""
+    """Run the whole data plane for a while; returns its speed and CPU time."""
     queue = libtorchbeast.BatchingQueue(
         minimum_batch_size=envs_per_lane,
         maximum_batch_size=envs_per_lane,
@@ -113,7 +113,7 @@ def measure(options: Options, num_workers: int, num_lanes: int, envs_per_lane: i
 
 
 def run_agent(batcher: libtorchbeast.DynamicBatcher) -> None:
-    """A model that reads a few pixels."""
+    """Run a model that reads a few pixels."""
     torch.set_num_threads(1)
     weights = torch.randn(16, NUM_ACTIONS)
     with torch.inference_mode():
@@ -125,7 +125,7 @@ def run_agent(batcher: libtorchbeast.DynamicBatcher) -> None:
 
 
 def run_learner(queue: libtorchbeast.BatchingQueue) -> None:
-    """Takes every rollout and looks at some of it."""
+    """Take every rollout and read a part of it."""
     torch.set_num_threads(1)
     for (rows, outputs), _ in queue:
         pixels, logits = rows["frame"][..., 0, 40, 30:46], outputs["policy_logits"]

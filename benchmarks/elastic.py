@@ -1,9 +1,9 @@
 """Policy lag with the defaults of larger machines, and while environments join and leave.
 
-First PolyBeast with Mock frames and the defaults that it has with 4, 16 and 64 cores: the processes
-are those of such a machine, the cores are this one's. Then a learner of small environments (Catch)
-that listens, while clients join until there are 1,024 environments, and leave again. Each with
-batches that follow the environments, and with batches of 8. Last line: JSON.
+First PolyBeast with Mock frames and its defaults for 4, 16 and 64 cores: with the processes of such
+a machine, but this one's cores. Then a learner of small environments (Catch) that listens, while
+clients join until there are 1,024 environments, and leave again. Both with batches that grow with
+the number of environments, and with fixed batches of 8. Last line: JSON.
 
     python benchmarks/elastic.py [--cores 4 16 64] [--seconds 20]
 """
@@ -25,10 +25,10 @@ from pathlib import Path
 
 import tyro
 
-START_S = 600.0  # for all processes, on a machine that is busy
-JOIN_S = 10.0  # for a client to make its environments and join
+START_S = 600.0  # time limit for all processes to start, on a machine that is busy
+JOIN_S = 10.0  # time for a client to make its environments and join
 STOP_S = 60.0
-CLIENTS = (8, 56, 448, 512)  # environments that each brings; after all there are 1,024
+CLIENTS = (8, 56, 448, 512)  # environments of each client; 1,024 in total
 MOCK = ("--env", "Mock", "--learner_cpu_threads", "1", "--batch_size", "8", "--unroll_length", "20",
         "--num_passes", "1", "--num_minibatches", "1", "--clip_ratio", "None")  # fmt: skip
 CATCH = ("--env", "Catch", "--no-hold_actors", "--num_passes", "1", "--num_minibatches", "1",
@@ -47,7 +47,7 @@ class Options:
     """Measure policy lag."""
 
     cores: tuple[int, ...] = (4, 16, 64)
-    """Machines to pretend to be."""
+    """Numbers of cores of the machines to imitate."""
     seconds: float = 20.0
     """Length of each measurement, after the first 32 updates."""
 
@@ -74,7 +74,7 @@ class Run:
         self._wait(lambda: ready in self._output.read_text())
 
     def wait_for_updates(self, number: int) -> None:
-        """So many more than now."""
+        """Wait for so many more updates."""
 
         def count() -> int:
             rows = self.rows()
@@ -91,7 +91,7 @@ class Run:
             time.sleep(0.5)
 
     def measure(self, seconds: float) -> dict[str, float]:
-        """Over so long, once what is in flight has been learnt from."""
+        """Means over so many seconds, after 32 updates, so that older rollouts are gone."""
         self.wait_for_updates(32)
         before = len(self.rows())
         time.sleep(seconds)
@@ -116,7 +116,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def on_cores(num_cores: int, seconds: float, *args: str) -> dict[str, float]:
-    """As many environments as PolyBeast has on so many cores with IMPALA's settings."""
+    """Measure with the environments that PolyBeast has on so many cores with IMPALA's settings."""
     program = ["-c", PRETEND.format(num_cores=num_cores)]
     with tempfile.TemporaryDirectory() as folder:
         run = Run(program, Path(folder), *MOCK, *args)
@@ -127,7 +127,7 @@ def on_cores(num_cores: int, seconds: float, *args: str) -> dict[str, float]:
 
 
 def with_clients(seconds: float, *args: str) -> dict[str, dict[str, float]]:
-    """By the number of environments, while clients join, and then leave."""
+    """Measure while clients join, and then leave; results by the number of environments."""
     figures = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

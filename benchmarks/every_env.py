@@ -2,9 +2,10 @@
 
     python benchmarks/every_env.py [ID ...]
 
-An environment has trained if the command ends with code 0 and its log has 5,000 steps. What needs a
-package that is not installed is refused with a sentence; anything else has failed. Prints a line
-for each, and as the last line one JSON object. Exits with 1 if one has failed.
+An environment has trained if the command ends with code 0 and its log has 5,000 steps. It is
+refused if the command ends with code 2 and one sentence, as it does if a package is not installed.
+Anything else has failed. Prints a line for each, and as the last line one JSON object. Exits with 1
+if one has failed.
 """
 
 import csv
@@ -23,7 +24,7 @@ TIMEOUT_S = 900
 
 
 class Outcome(NamedTuple):
-    """What came of one environment."""
+    """The result of training on one environment."""
 
     env: str
     result: str
@@ -41,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def train(env: str, savedir: str) -> Outcome:
-    """As a user would, in a process of its own."""
+    """Train on an environment as a user would, in a process of its own."""
     xpid = env.replace("/", "-")
     command = [sys.executable, "-m", "torchbeast.polybeast", "--env", env, "--xpid", xpid]
     command += ["--total_steps", str(TOTAL_STEPS), "--savedir", savedir]
@@ -55,7 +56,7 @@ def train(env: str, savedir: str) -> Outcome:
 
 
 def judge(env: str, done: subprocess.CompletedProcess[str], log: Path) -> Outcome:
-    """What a command that has ended came to, by its exit code, its output and its log."""
+    """The outcome of a command that has ended, by its exit code, its output and its log."""
     if "Traceback" in done.stderr + done.stdout:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
         return Outcome(env, "failed", sentence=f"traceback: {last}")
@@ -71,7 +72,7 @@ def judge(env: str, done: subprocess.CompletedProcess[str], log: Path) -> Outcom
 
 
 def _read(log: Path) -> tuple[int, float]:
-    """The last step in a log, and the best speed: the first rows are of environments that start."""
+    """The last step in a log, and the best speed, as the first rows include the start."""
     if not log.exists():
         return 0, 0.0
     with log.open(newline="") as file:

@@ -1,9 +1,9 @@
 """What a fleet of environments costs, for the sizing guide in docs/cluster.md.
 
 A learner listens on loopback with TLS and a token; a local fleet dials it through a relay, which
-counts bytes. For Atari frames and for small vectors: CPU and bytes for each step in each kind of
-process, and memory with few and with more environments. The figures of 1,000 environments are
-extrapolated from these. Last line: JSON.
+counts bytes. For Atari frames and for small vectors, it measures the CPU time of a step in each
+kind of process, the bytes of a step, and memory with few and with more environments. The figures of
+1,000 environments in the guide are extrapolated from these. Last line: JSON.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Measure what a fleet costs."""
 
     seconds: float = 20.0
-    """Of each measurement."""
+    """Length of each measurement."""
     few: int = 2
-    """Servers of 16 environments, for CPU and bytes."""
+    """Servers of 16 environments for measuring CPU time and bytes."""
     more: int = 6
-    """Servers, for what one more environment takes of the learner's memory."""
+    """Servers for measuring how much memory each further environment takes."""
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measure(task: list[str], num_servers: int, seconds: float) -> dict[str, float]:
-    """One learner, and a fleet that dials it."""
+    """Measure one learner, and a fleet that dials it."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with contextlib.redirect_stdout(None):
@@ -108,7 +108,7 @@ def measure(task: list[str], num_servers: int, seconds: float) -> dict[str, floa
 
 
 def count(folder: Path, parts: dict[str, list[psutil.Process]], relay: Any) -> dict[str, float]:
-    """Totals until now: steps, CPU in us, bytes."""
+    """Totals so far: steps, CPU microseconds, bytes."""
     relay.send(None)
     up, down = relay.recv()
     figures: dict[str, float] = {"steps": steps_in(folder), "bytes_up": up, "bytes_down": down}
@@ -123,7 +123,7 @@ def count(folder: Path, parts: dict[str, list[psutil.Process]], relay: Any) -> d
 
 @contextlib.contextmanager
 def program(module: str, output: Path, *args: str) -> Iterator[subprocess.Popen[bytes]]:
-    """In the background, ended tidily."""
+    """Run a program in the background until the block ends."""
     with output.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", f"torchbeast.{module}", *args], stdout=file, stderr=file
@@ -153,7 +153,7 @@ def find(pattern: str, path: Path) -> str:
 
 
 def steps_in(folder: Path) -> int:
-    """That were learnt from, by the log's last line."""
+    """Steps that were learnt from, by the log's last row."""
     path = folder / "run/logs.csv"
     if not path.exists():
         return 0
@@ -175,7 +175,7 @@ def streams_in(folder: Path) -> int:
 
 @contextlib.contextmanager
 def counting_relay(address: str) -> Iterator[tuple[Any, int]]:
-    """A pipe that answers with the bytes sent up and down so far, and the relay's port."""
+    """Run a relay; yields a pipe that answers with the bytes sent up and down, and its port."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=relay_bytes, args=(address, theirs), daemon=True)

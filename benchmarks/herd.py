@@ -37,10 +37,10 @@ from libtorchbeast.sync_envs import SyncEnvs
 from torchbeast import keys
 
 T = 20
-STEP_S = 5.0  # the agent answers each environment that often: coming back is measured, not playing
+STEP_S = 5.0  # time between two answers to an environment: reconnecting is measured, not playing
 POLL_S = 0.02
-SAY_S = 10.0  # between two words on how many play
-END_S = 30.0  # for threads and processes that were asked to end
+SAY_S = 10.0  # between two messages on how many play
+END_S = 30.0  # time for threads and processes to end
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Options:
     """Measure how clients come back."""
 
     clients: int = 1000
-    """Streams."""
+    """Number of clients, each a stream of its own."""
     processes: int = 2
-    """That they are in."""
+    """Number of processes that the clients are in."""
     down_s: float = 3.0
-    """Between the learner's end and its next start."""
+    """Seconds between the learner's end and its next start."""
     timeout_s: float = 200.0
-    """For all to play, each time: after it is said how many do."""
+    """Seconds within which all must play, after each start; else the number that do is printed."""
 
 
 class Still:
@@ -83,7 +83,7 @@ def run_clients(address: str, security: Security, number: int) -> None:
 
 
 class Learner:
-    """An agent that answers now and then, and a learner that throws rollouts away."""
+    """An agent that answers now and then, and a learner that discards rollouts."""
 
     def __init__(self, address: str, security: Security) -> None:
         self.played: set[int] = set()  # environments that have had an action
@@ -100,7 +100,7 @@ class Learner:
             thread.start()
 
     def close(self) -> None:
-        """As at the end of a run that was asked to stop."""
+        """End as a run does that was asked to stop."""
         self._over.set()
         self._queue.close()
         self._batcher.close()
@@ -111,7 +111,7 @@ class Learner:
         self.gateways.close()
 
     def wait_for(self, number: int, timeout_s: float) -> float | None:
-        """Until so many play; seconds, or None if they do not in time."""
+        """Wait until so many environments play; returns the seconds, or None after the timeout."""
         start = say_at = time.monotonic()
         while len(self.played) < number:
             now = time.monotonic()
@@ -124,7 +124,7 @@ class Learner:
         return time.monotonic() - start
 
     def describe(self) -> str:
-        """How far they are."""
+        """How many clients play and are connected, in words."""
         clients = self.gateways.clients
         counts = {name: sum(getattr(c, name) for c in clients) for name in ("refused", "lost")}
         return (
@@ -155,7 +155,7 @@ def say(text: str) -> None:
 
 
 def make_keys(folder: Path) -> tuple[Security, Security]:
-    """The learner's and the clients'."""
+    """Make keys; returns the Security of the learner and of the clients."""
     for command in (["authority"], ["learner", "127.0.0.1"], ["token"]):
         if keys.main([*command, "--folder", str(folder)]) != 0:
             raise RuntimeError(f"keys {command[0]} failed.")

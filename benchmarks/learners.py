@@ -1,11 +1,11 @@
-"""What a second and a fourth learner cost: CPU and bytes of updates by 1, 2 and 4 ranks.
+"""What more learners cost: CPU time and bytes of updates with 1, 2 and 4 ranks.
 
 Each rank has batches of its own, so that N ranks learn from N times the steps. Two settings: frames
-of Atari with one step of the optimizer for each batch, and small vectors with the default of 64.
-As many learners that have nothing to do with each other, at the same time, show what is the
-machine's doing. Bytes are those that a rank receives, counted by the kernel. How long gradients are
-on their way, waiting for other ranks included, and how much of that the backward pass goes on, is
-what DistributedDataParallel says. Last line: JSON.
+of Atari with one step of the optimizer for each batch, and small vectors with the default of 64. As
+many independent learners at the same time show how much of the cost is due to the machine. Bytes
+are those that a rank receives, counted by the kernel. DistributedDataParallel measures how long the
+exchange of gradients takes, waiting included, and how much of it overlaps with the backward pass.
+Last line: JSON.
 """
 
 import json
@@ -35,7 +35,7 @@ A = 6
 SIZES = (1, 2, 4)
 TIMEOUT_S = 600.0
 OVERLAP = ("buckets", "backward_ms", "gradients_ms", "overlap_ms")
-SETTINGS: dict[str, tuple[Spec, TrainingFlags, int]] = {  # and the number of updates
+SETTINGS: dict[str, tuple[Spec, TrainingFlags, int]] = {  # spec, flags, number of updates
     "frames": (
         Spec(ArraySpec("uint8", (4, 84, 84), 0, 255), discrete(A)),
         TrainingFlags(reward_clipping="abs_one"),
@@ -67,7 +67,7 @@ def make_batch(spec: Spec, flags: TrainingFlags) -> dict[str, Any]:
 
 
 def bytes_received() -> int:
-    """By all TCP connections of this process, from the kernel's `tcp_info`."""
+    """Bytes received by all TCP connections of this process, from the kernel's `tcp_info`."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -78,7 +78,7 @@ def bytes_received() -> int:
 
 
 class Overlap:
-    """Keeps what `ranks` wrap, and asks it how communication and computation overlap."""
+    """Keeps the wrapped loss of `ranks`, to ask it how communication and computation overlap."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._wrap = ranks.wrap
@@ -90,7 +90,7 @@ class Overlap:
         return self._wrapped
 
     def figures(self) -> dict[str, float]:
-        """Means of the backward passes that were looked at: the first ten, and each 100th."""
+        """Means over the backward passes that PyTorch samples: the first ten, and each 100th."""
         if not isinstance(self._wrapped, nn.parallel.DistributedDataParallel):
             return {}
         data = self._wrapped._get_ddp_logging_data()
@@ -103,7 +103,7 @@ class Overlap:
 
 
 def measure(name: str, ranks: Ranks) -> dict[str, float]:
-    """Of this rank, for each of its steps or updates."""
+    """Measure this rank's cost, for each of its steps or updates."""
     spec, flags, num_updates = SETTINGS[name]
     torch.manual_seed(ranks.rank)
     overlap = Overlap(ranks)
@@ -131,7 +131,7 @@ def run_rank() -> None:
 
 
 def run_ranks(size: int, together: bool) -> dict[str, dict[str, float]]:
-    """Means over the ranks, or over as many learners without others."""
+    """Run ranks of one run, or as many independent learners; returns means over them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,9 +1,9 @@
-"""Actors that carry the model against remote inference, over links of some latency and bandwidth.
+"""Actors that carry the model, and remote inference, over links of given latency and bandwidth.
 
-Two hosts, as network namespaces, and a wire between them that this program makes of two TUN
-devices: it delays each packet and sends so many bits a second (kernels without tc's netem have no
-other way). One learner with `Mock` frames, 4x84x84, and on the other host 16 environments in one
-process: at first `polybeast_env --connect`, which asks for each action, then `polybeast_actor`.
+Two network namespaces are the hosts. This program is the wire between them, with a TUN device at
+each end: it delays each packet and limits the bits per second (so that it also works on kernels
+without tc's netem). One learner with `Mock` frames, 4x84x84, and on the other host 16 environments
+in one process: first `polybeast_env --connect`, which asks for each action, then `polybeast_actor`.
 Latency is that of a round trip. Then both learn Catch. Needs root and iproute2.
 """
 
@@ -30,7 +30,7 @@ import numpy as np
 
 LATENCIES_MS = (0, 20, 100)
 RATES_MBIT = (100, 10)
-WINDOW_S = {100: 8.0, 10: 21.0}  # batches come seldom over a slow link
+WINDOW_S = {100: 8.0, 10: 21.0}  # batches are rare over a slow link
 SMALL_BATCHES = ("--unroll_length", "20", "--batch_size", "8", "--num_passes", "1",
                  "--num_minibatches", "1", "--clip_ratio", "None")  # fmt: skip
 SETTLE_S = 3.0
@@ -40,8 +40,8 @@ CATCH_LINK = (20, 100)  # ms, Mbit/s
 CATCH_S = 150.0
 START_S = 120.0
 COMMAND_S = 30.0
-MTU = 9000  # few packets, as each takes the wire some time
-MAX_QUEUE_S = 0.2  # what would wait longer is lost, as at any router
+MTU = 9000  # large, as each packet costs this program some time
+MAX_QUEUE_S = 0.2  # packets that would wait longer are lost, as at any router
 LEARNER, CLIENTS = "10.77.0.1", "10.77.0.2"
 ADDRESS = f"{LEARNER}:4242"
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
@@ -52,12 +52,12 @@ CLONE_NEWNET = 0x40000000
 
 
 class Direction:
-    """Packets on their way from one device to the other."""
+    """One direction of the wire: packets on their way from one device to the other."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source = source
         self._target = target
-        self._packets: deque[tuple[float, bytes]] = deque()  # when each arrives
+        self._packets: deque[tuple[float, bytes]] = deque()  # with the time when each arrives
         self._free_at = 0.0  # when the wire can take the next one
         self.num_bytes = 0
 
@@ -73,7 +73,7 @@ class Direction:
                 self.num_bytes += len(packet)
 
     def give(self, now: float) -> float:
-        """Deliver what is due; seconds until the next one is."""
+        """Deliver the packets that are due; returns the seconds until the next one is."""
         while self._packets and self._packets[0][0] <= now:
             with contextlib.suppress(OSError):  # a device that is down loses packets
                 os.write(self._target, self._packets[0][1])
@@ -82,7 +82,8 @@ class Direction:
 
 
 def run_wire(*hosts: str) -> None:
-    """Reads `{"latency_ms": ..., "mbit": ...}` from stdin, and answers with the bytes so far."""
+    """The wire's process: reads `{"latency_ms": ..., "mbit": ...}` from stdin, and answers with the
+    bytes so far in each direction."""
     ends = [open_tun(host) for host in hosts]
     directions = [Direction(ends[0], ends[1]), Direction(ends[1], ends[0])]
     print("ready", flush=True)
@@ -103,7 +104,7 @@ def run_wire(*hosts: str) -> None:
 
 
 def open_tun(host: str) -> int:
-    """The device `wire0` of a namespace, as a descriptor."""
+    """Make the device `wire0` in a namespace; returns its file descriptor."""
     with open(f"/run/netns/{host}") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {host}")
@@ -113,7 +114,7 @@ def open_tun(host: str) -> int:
 
 
 class Wire:
-    """The wire's process."""
+    """Starts and controls the wire's process."""
 
     def __init__(self, *hosts: str) -> None:
         command = [sys.executable, __file__, "--wire", *hosts]
@@ -127,7 +128,7 @@ class Wire:
         self._say({"latency_ms": latency_ms, "mbit": mbit})
 
     def read(self) -> list[int]:
-        """Bytes from the learner, and to it."""
+        """The bytes so far from the learner, and to it."""
         return self._say({})
 
     def _say(self, message: dict[str, float]) -> list[int]:
@@ -151,7 +152,7 @@ def ip(*args: str) -> None:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[str, str, Wire]]:
-    """The learner's, the clients', and what is between them."""
+    """Yield the learner's namespace, the clients', and the wire between them."""
     names = [f"torchbeast-links-{who}-{os.getpid()}" for who in ("learner", "clients")]
     with contextlib.ExitStack() as stack:
         for name in names:
@@ -168,7 +169,7 @@ def two_hosts() -> Iterator[tuple[str, str, Wire]]:
 
 @contextlib.contextmanager
 def program(host: str, log: Path, module: str, *args: str) -> Iterator[subprocess.Popen[bytes]]:
-    """One of ours, on a host, until the block ends."""
+    """Run one of our programs on a host until the block ends."""
     command = ["ip", "netns", "exec", host, sys.executable, "-m", f"torchbeast.{module}", *args]
     with log.open("ab") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
@@ -217,7 +218,7 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-# -------------------------------------------------------------------------------------- what it is
+# ------------------------------------------------------------------------------------ measurements
 
 
 def measure_link(wire: Wire, folder: Path, xpid: str, link: tuple[int, int]) -> dict[str, float]:
@@ -228,7 +229,7 @@ def measure_link(wire: Wire, folder: Path, xpid: str, link: tuple[int, int]) -> 
     time.sleep(WINDOW_S[link[1]])
     seconds, after = time.time() - start, wire.read()
     rows = [row for row in read_log(folder, xpid) if float(row["_time"]) >= start]
-    # Steps come in batches, seldom over a slow link: the slope of a line through all counts.
+    # Steps come in batches, rarely over a slow link: the slope of a line through all counts.
     times = [float(row["_time"]) for row in rows]
     rate = float(np.polyfit(np.subtract(times, start), [int(row["step"]) for row in rows], 1)[0])
     down, up = (b - a for a, b in zip(before, after, strict=True))

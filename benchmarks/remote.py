@@ -1,10 +1,10 @@
-"""Steps a second over gRPC on this machine, and what bare grpcio makes of the same bytes.
+"""Steps a second over gRPC on this machine, compared with bare grpcio and the same bytes.
 
 Four measurements: one server process with 32 Mock environments (4x84x84) in two streams, dialled
 by a gateway; in turns with it, two programs of bare grpcio that exchange as many bytes in as many
-messages; 256 streams of one small environment each, which dial in; and what is gained by writing
+messages; 256 streams of one small environment each, which dial in; and what is gained by encoding
 Steps by hand instead of with protobuf's own code. The agent answers with zeros, and the learner
-only takes away.
+discards rollouts.
 """
 
 import asyncio
@@ -62,10 +62,10 @@ def main() -> None:
 
 
 def measure_group() -> dict[str, float]:
-    """In turns with bare grpcio, which gets as many bytes: other programs disturb both alike.
+    """Measure our server in turns with bare grpcio, so that other programs disturb both alike.
 
-    Bare grpcio also has a turn at its best: with the allocator's settings that our processes have,
-    without which large messages cost it up to three times the time.
+    Bare grpcio also runs at its best: with the allocator's settings of our processes, without which
+    large messages take it up to three times as long.
     """
     with contextlib.ExitStack() as stack:
         mock = stack.enter_context(process(serve_mock, environment=KEEP_FREED_MEMORY))
@@ -134,7 +134,7 @@ def serve_bare(pipe: Any) -> None:
 
 
 def dial_bare(pipe: Any, address: str) -> None:
-    """Whenever told for how many seconds: exchange messages in two streams; says how many steps."""
+    """For each number of seconds from the pipe: exchange messages in two streams, send the rate."""
     import grpc.aio
 
     async def exchange(call: Any, seconds: float) -> float:
@@ -160,7 +160,7 @@ def dial_bare(pipe: Any, address: str) -> None:
 
 @contextlib.contextmanager
 def bare_grpc(environment: dict[str, str]) -> Iterator[Any]:
-    """The pipe to the program that dials."""
+    """Run both programs of bare grpcio; yields the pipe to the one that dials."""
     with (
         process(serve_bare, environment=environment) as server,
         process(dial_bare, server.recv(), environment=environment) as client,
@@ -190,7 +190,7 @@ def measure_streams() -> dict[str, float]:
 
 
 def dial_many(pipe: Any, address: str) -> None:
-    """Clients that do nothing but send the same step as soon as they have their actions."""
+    """Run clients that send the same step as soon as they have their actions."""
     import grpc.aio
 
     hello = encode_hello(Hello("benchmark", 1, SMALL))
@@ -229,13 +229,13 @@ def dial_many(pipe: Any, address: str) -> None:
 
 
 def measure_encoding() -> dict[str, float]:
-    """CPU a step, in a process with the allocator's settings that our servers have."""
+    """CPU time of encoding a step, in a process with the allocator's settings of our servers."""
     with process(time_encoding, environment=KEEP_FREED_MEMORY) as pipe:
         return pipe.recv()
 
 
 def time_encoding(pipe: Any) -> None:
-    """Of a message of 16 environments as in `measure_group`; both ways take turns."""
+    """Time the encoding of messages with 16 environments; both ways take turns."""
 
     def generated(row: Row) -> bytes:
         numbers = {k: row[k].tolist() for k in NUMBERS if k != "truncated"}
@@ -261,7 +261,7 @@ def time_encoding(pipe: Any) -> None:
 
 @contextlib.contextmanager
 def learner(**options: Any) -> Iterator[tuple[libtorchbeast.ActorPool, Gateways, threading.Event]]:
-    """An agent that answers zeros while the event is set, and a learner that takes and forgets."""
+    """An agent that answers with zeros while the event is set, a learner that discards rollouts."""
     import torch
 
     queue = libtorchbeast.BatchingQueue(
@@ -304,7 +304,7 @@ def learner(**options: Any) -> Iterator[tuple[libtorchbeast.ActorPool, Gateways,
 def process(
     function: Callable[..., None], *arguments: Any, environment: dict[str, str] | None = None
 ) -> Iterator[Any]:
-    """Another process; it gets the other end of a pipe, and more variables."""
+    """Run a function in another process, with more environment variables; yields a pipe to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=function, args=(theirs, *arguments), daemon=True)
@@ -329,7 +329,7 @@ def wait_for(gateways: Gateways, condition: Callable[[], Any]) -> None:
 def count_steps(
     pool: libtorchbeast.ActorPool, gateways: Gateways, seconds: float
 ) -> tuple[int, float, float]:
-    """Steps, seconds, and seconds that the gateways' processes computed."""
+    """Steps, seconds, and CPU-seconds of the gateways' processes, measured for so many seconds."""
     processes = [psutil.Process(pid) for pid in gateways.pids]
 
     def cpu_s() -> float:

@@ -1,4 +1,4 @@
-"""What minutes of training are worth on this machine: ours and peers, task by task.
+"""What an agent learns in minutes on this machine: ours and peers, task by task.
 
     python benchmarks/scoreboard.py --tasks pong breakout --systems ours sb3-ppo --minutes 20
     python benchmarks/scoreboard.py --report
@@ -34,24 +34,24 @@ PICTURES = HERE.parent / "docs" / "curves"
 
 @dataclass(frozen=True)
 class Options:
-    """Train tasks for minutes with ours and peers, and report what came of it."""
+    """Train tasks for minutes with ours and peers, and report the results."""
 
     tasks: tuple[str, ...] = ()
-    """Of TASKS; without any, nothing is trained."""
+    """Names of TASKS; without any, nothing is trained."""
     systems: tuple[str, ...] = (OURS,)
     """ours, or names of PEERS."""
     seeds: int = 3
-    """Runs of each."""
+    """Number of runs of each task and system."""
     minutes: float = 20.0
-    """Length of each run."""
+    """Minutes of each run."""
     args: str = ""
-    """Further flags of ours; such runs are no results and need another --name."""
+    """Further flags of ours; such runs do not show the defaults, and need another --name."""
     name: str = OURS
-    """What ours are called in the files."""
+    """The name of our runs in the files."""
     results: Path = RESULTS
-    """Where runs are kept."""
+    """Folder in which runs are kept."""
     pictures: Path | None = None
-    """Folder in which the report draws curves; those of --results elsewhere are drawn there."""
+    """Folder for the report's curves; None: docs/curves, or --results if that is given."""
     report: bool = False
     """Train nothing; make tables and pictures from the kept files."""
 
@@ -63,9 +63,9 @@ class Options:
 
 
 def train_all(options: Options) -> list[str]:
-    """Do the runs that are missing; returns what failed, which does not keep others from running.
+    """Do the runs that are missing; returns those that failed, after which the others still run.
 
-    Seed by seed, so that whatever is there can be compared.
+    Seed by seed, so that the runs done so far can be compared.
     """
     failed = []
     for seed in range(1, options.seeds + 1):
@@ -108,7 +108,7 @@ def report(options: Options) -> None:
 
 
 def check(options: Options) -> None:
-    """Exit with a message if something cannot be meant."""
+    """Exit with a message if the options make no sense."""
     for kind, given, known in (
         ("task", options.tasks, list(TASKS)),
         ("system", options.systems, [OURS, *PEERS]),
@@ -134,7 +134,7 @@ def is_installed(package: str) -> bool:
 
 
 def end_as_after_ctrl_c() -> None:
-    """The run that is under way ends with all its processes, and leaves no file."""
+    """Exit after SIGTERM and SIGHUP: the current run ends with all processes, without a file."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
 

@@ -1,4 +1,4 @@
-"""Curves of the small tasks in docs/results.md: trains what is missing, and draws one picture.
+"""Curves of the small tasks in docs/results.md: trains missing runs, and draws one picture.
 
     python benchmarks/small_tasks.py [--tasks CartPole Catch ...] [--seeds 1 2] [--out curves.png]
 
@@ -23,7 +23,7 @@ COLUMNS = 4
 
 @dataclass(frozen=True)
 class Task:
-    """A command, and the steps that it takes."""
+    """The flags of a run, and its number of steps."""
 
     args: str
     total_steps: int = 200_000
@@ -57,11 +57,11 @@ class Options:
     """Train the small tasks of docs/results.md, and draw their curves."""
 
     tasks: tuple[str, ...] = tuple(TASKS)
-    """Which of them; some need packages (docs/results.md)."""
+    """Names of tasks; some need packages (docs/results.md)."""
     seeds: tuple[int, ...] = (1, 2)
-    """One run for each."""
+    """Seeds, with one run of each task for each."""
     savedir: Path = Path("~/logs/torchbeast/curves")
-    """Where runs are kept."""
+    """Folder in which runs are kept."""
     out: Path = Path("curves.png")
     """The picture to write."""
 

@@ -1,10 +1,10 @@
 """Environment servers and learner as separate programs on one machine, as TorchBeast's users start
-them, next to workers of the learner's own.
+them, compared with the learner's own workers.
 
 Mock frames (4x84x84), a model that reads a few pixels, a learner that takes every rollout (T=20).
-Once with 32 environments a server, in turns with as many in lanes of workers; once with one
-environment in each of 16 servers: over unix sockets, where lanes are handed over, and over gRPC on
-loopback. Last line: JSON.
+First with 32 environments a server, in turns with as many in workers; then with one environment in
+each of 16 servers: over unix sockets, where lanes are handed over, and over gRPC on loopback. Last
+line: JSON.
 
     python benchmarks/two_terminals.py [--seconds 5] [--rounds 3]
 """
@@ -51,21 +51,21 @@ class Options:
     seconds: float = 5.0
     """Length of each measurement, after a warm-up."""
     rounds: int = 3
-    """How often each arrangement is measured, in turn."""
+    """Number of measurements of each arrangement, in turns."""
     num_servers: int = max(2, os.cpu_count() or 2)
     """Processes in the arrangement with 32 environments each."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one measurement."""
+    """The result of one measurement."""
 
     steps_per_s: float
     cpu_us_per_step: float
 
 
 class Learner:
-    """An agent that reads a few pixels, and a learner that takes and forgets."""
+    """An agent that reads a few pixels, and a learner that discards rollouts."""
 
     def __init__(self, batch_size: int) -> None:
         self._queue = libtorchbeast.BatchingQueue(
@@ -100,7 +100,7 @@ class Learner:
 
 
 def measure(learner: Learner, poll: Callable[[], None], num_envs: int, seconds: float) -> Figures:
-    """Steps a second of what plays with the learner, and the CPU time of all that takes part."""
+    """Steps a second of the learner's environments, and the CPU time of all processes."""
     deadline = time.monotonic() + START_S
     while len(learner.sources) < num_envs:
         if time.monotonic() > deadline:
@@ -124,7 +124,7 @@ def wait(poll: Callable[[], None], seconds: float) -> None:
 
 
 def family_cpu_s() -> float:
-    """Of this process and all that it has started."""
+    """CPU-seconds of this process and of all that it has started."""
     total = 0.0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -133,7 +133,7 @@ def family_cpu_s() -> float:
 
 
 def measure_lanes(options: Options) -> Figures:
-    """Workers of the learner's own, as `polybeast` has them."""
+    """Measure with the learner's own workers, as in `polybeast`."""
     learner = Learner(batch_size=ENVS_PER_SERVER // 2)
     workers = Workers(
         WorkersConfig(
@@ -157,7 +157,7 @@ def measure_lanes(options: Options) -> Figures:
 
 
 def measure_servers(basename: str, num_servers: int, num_envs: int, seconds: float) -> Figures:
-    """`polybeast_env` in a terminal of its own."""
+    """Measure with `polybeast_env` as a separate program."""
     with servers(basename, num_servers, num_envs) as addresses:
         learner = Learner(batch_size=max(1, min(16, num_envs // 2)))
         gateways = Gateways(GatewaysConfig(server_addresses=addresses), SPEC)
@@ -172,7 +172,7 @@ def measure_servers(basename: str, num_servers: int, num_envs: int, seconds: flo
 
 @contextlib.contextmanager
 def servers(basename: str, num_servers: int, num_envs: int) -> Iterator[list[str]]:
-    """Their addresses."""
+    """Run `polybeast_env`; yields the addresses of its servers."""
     from libtorchbeast.rpc.address import server_address
 
     process = subprocess.Popen(
@@ -191,7 +191,7 @@ def servers(basename: str, num_servers: int, num_envs: int) -> Iterator[list[str
 
 
 def free_ports(number: int) -> int:
-    """The first of so many ports in a row that nobody listens at."""
+    """The first of so many successive ports that are free."""
     for first in range(42000, 60000, number):
         with contextlib.ExitStack() as stack:
             try:

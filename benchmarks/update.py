@@ -1,4 +1,7 @@
-"""One update of the shallow net (T=20, B=32), with freed memory kept and not. Last line: JSON."""
+"""CPU time of an update of the shallow net (T=20, B=32), with and without `keep_freed_memory`.
+
+Last line: JSON.
+"""
 
 import json
 import statistics
@@ -48,7 +51,7 @@ def measure(keep: bool) -> float:
 
 
 def measure_apart(keep: bool) -> float:
-    """In a process of its own: the allocator cannot be set back."""
+    """`measure` in a process of its own, as the allocator's settings cannot be reverted."""
     command = [sys.executable, __file__, "keep" if keep else "release"]
     return float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
 

@@ -1,4 +1,4 @@
-"""V-trace's scan over time against a plain Python loop, at T=80, B=32. Last line: JSON."""
+"""V-trace's scan over time compared with a plain Python loop, at T=80, B=32. Last line: JSON."""
 
 import json
 import timeit

@@ -1,7 +1,7 @@
-"""Kept runs as tables in Markdown, a summary for each task, and pictures of the curves.
+"""The scoreboard's report: kept runs as Markdown tables, a summary for each task, and curves.
 
-Ours and peers are compared by minutes; variants of ours, with one thing changed, by steps, so that
-it does not matter what else ran on the machine.
+Our runs and peers are compared by minutes; variants of ours, with one thing changed, by steps, so
+that it does not matter what else ran on the machine.
 """
 
 import statistics
@@ -20,7 +20,7 @@ Found = dict[str, dict[str, list[Run]]]
 
 
 def describe(values: Sequence[float | None], form: str = ".4g") -> str:
-    """The mean and the range of what there is."""
+    """The mean and the range of the values that are not None."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -53,7 +53,7 @@ def table_of(task: str, systems: dict[str, list[Run]]) -> list[str]:
 
 
 def summary_of(systems: dict[str, list[Run]]) -> dict[str, Any]:
-    """Ours and the best peer, after the longest time that all of them have."""
+    """Mean returns of ours and of the best peer, at the last minute that all runs have."""
     runs = {name: runs for name, runs in systems.items() if name == OURS or name in PEERS}
     minutes = min((run.minutes for some in runs.values() for run in some), default=0.0)
     means = {}
@@ -72,7 +72,7 @@ def summary_of(systems: dict[str, list[Run]]) -> dict[str, Any]:
 
 
 def split(found: Found) -> tuple[Found, Found]:
-    """Ours and peers; and ours beside its variants, for the tasks that have any."""
+    """Runs of ours and peers; and runs of ours and its variants, for the tasks that have any."""
     compared, varied = {}, {}
     for task, systems in found.items():
         variants = {name for name in systems if name != OURS and name not in PEERS}
@@ -101,7 +101,7 @@ def table_of_variants(task: str, systems: dict[str, list[Run]]) -> list[str]:
 
 
 def draw(found: Found, path: Path, *, by_steps: bool = False) -> None:
-    """A panel for each task."""
+    """Write a picture of the learning curves, with a panel for each task."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -129,9 +129,9 @@ def draw(found: Found, path: Path, *, by_steps: bool = False) -> None:
 
 
 def _draw_band(axis: Any, system: str, runs: list[Run], by_steps: bool) -> None:
-    """The mean over seeds, and the band from the worst to the best, as long as all of them ran.
+    """Draw the mean over seeds and the band from worst to best, for as long as all of them ran.
 
-    By minutes, a run that was finished before its time stays where it ended.
+    By minutes, a run that ended early keeps its last value.
     """
     import numpy as np
 

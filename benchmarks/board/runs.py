@@ -11,7 +11,7 @@ from board.tasks import OURS, TASKS
 
 
 class Point(NamedTuple):
-    """Of a learning curve."""
+    """A point of a learning curve."""
 
     seconds: float
     steps: float
@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A kept run."""
+    """A kept run: how it was made, and its learning curve."""
 
     task: str
     system: str
@@ -37,7 +37,7 @@ class Run:
         return results / task / f"{system}-{seed}.csv"
 
     def save(self, results: Path) -> None:
-        """As a whole or not at all."""
+        """Write the run's file, as a whole or not at all."""
         path = self.path(results, self.task, self.system, self.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {name: value for name, value in asdict(self).items() if name != "curve"}
@@ -62,14 +62,14 @@ class Run:
         return cls(**about, curve=curve)
 
     def return_at(self, minutes: float) -> float | None:
-        """The last mean return until then; None if the run was shorter or had no episode."""
+        """The mean return after so many minutes; None if the run was shorter or had no episode."""
         if minutes > self.minutes + 0.01:
             return None
         until = [p.mean_return for p in self.curve if p.seconds <= 60 * minutes]
         return until[-1] if until else None
 
     def return_after(self, steps: float) -> float | None:
-        """The last mean return until then; None if the run made fewer steps or had no episode."""
+        """The mean return after so many steps; None if the run made fewer or had no episode."""
         until = [p.mean_return for p in self.curve if p.steps <= steps]
         return until[-1] if until and self.num_steps >= 0.99 * steps else None
 
@@ -82,7 +82,7 @@ class Run:
 
 
 def thin_out(points: Iterable[Point], seconds: float) -> tuple[Point, ...]:
-    """The first of every so many seconds, and the last."""
+    """The first point of each period of so many seconds, and the last point."""
     kept: list[Point] = []
     last = None
     for last in points:
@@ -94,7 +94,7 @@ def thin_out(points: Iterable[Point], seconds: float) -> tuple[Point, ...]:
 
 
 def load_all(results: Path) -> dict[str, dict[str, list[Run]]]:
-    """By task, in the order of TASKS, and system, ours first."""
+    """All kept runs by task, in the order of TASKS, and by system, ours first."""
     found: dict[str, dict[str, list[Run]]] = {}
     for task in TASKS:
         systems: dict[str, list[Run]] = {}

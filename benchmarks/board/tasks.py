@@ -1,4 +1,4 @@
-"""What the scoreboard can train: tasks, and peers with what they need from PyPI."""
+"""The scoreboard's tasks, and its peers with the packages that they need from PyPI."""
 
 import json
 import os
@@ -10,23 +10,23 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class Task:
-    """Something to learn."""
+    """An environment to train on, and when it counts as learnt."""
 
     env: str
     threshold: float
-    """The mean return from which on it counts as learnt."""
+    """The mean return from which the task counts as learnt."""
     args: str = ""
     """Further flags of ours, where the plain command would not do."""
     our_env: str = ""
     """Flags of ours in place of --env, where the id is not registered by itself."""
     peers: bool = True
-    """Whether peers can be given it."""
+    """Whether peers can train on it."""
     package: str = ""
-    """What it needs beside the packages of this project; peers have it."""
+    """A package that it needs beside those of this project; peers have it."""
 
 
 def make_minatar(game: str, threshold: float) -> Task:
-    """With the actions that the game needs."""
+    """A MinAtar game with only the actions that it needs."""
     kwargs = json.dumps({"game": game, "use_minimal_action_set": True})
     return Task(
         f"MinAtar/{game.title().replace('_', '')}-v1",
@@ -60,11 +60,11 @@ class Peer:
     packages: tuple[str, ...]
     args: str = ""
     imports_roms: bool = False
-    """Whether its ale-py is too old to come with the games; those of ours are copied then."""
+    """Whether its ale-py is too old to include the games, so that ours are copied."""
 
     @property
     def folder(self) -> Path:
-        """Its virtual environment; peers that need the same share one."""
+        """Its virtual environment, shared by peers with the same program."""
         cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
         return cache / "torchbeast-scoreboard" / self.program.removesuffix(".py")
 

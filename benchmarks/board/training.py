@@ -1,4 +1,4 @@
-"""One run: a process that is watched for its minutes, and the curve that it left."""
+"""Makes one run of the scoreboard: watches a process for its minutes, and reads its curve."""
 
 import contextlib
 import csv
@@ -22,7 +22,7 @@ from board.tasks import OURS, PEERS, TASKS, Peer, Task
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 SAMPLE_S = 5.0
-END_S = 60.0  # for a process to end after SIGTERM
+END_S = 60.0  # time for a process to end after SIGTERM
 VERSIONS_OF = (
     *("torchbeast", "torch", "gymnasium", "ale-py", "mujoco", "box2d", "minatar"),
     *("stable-baselines3", "sample-factory", "ray"),
@@ -30,11 +30,11 @@ VERSIONS_OF = (
 
 
 class RunFailed(Exception):
-    """A run that is no result: it ended by itself, and not well, or saw no episode end."""
+    """A run without a result: its process failed, or no episode ended in it."""
 
 
 def train(name: str, system: str, seed: int, minutes: float, args: str, kept: str) -> Run:
-    """One run, from start to end; `args` are further flags of ours, `kept` is its system's name."""
+    """Make one run; `args` are further flags of ours, `kept` the system's name in its file."""
     task = TASKS[name]
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp)
@@ -83,7 +83,7 @@ def command_of_peer(peer: Peer, task: Task, seed: int, folder: Path) -> list[str
 
 
 def make_environment(peer: Peer) -> None:
-    """The peer's virtual environment, unless it is there as a whole."""
+    """Make the peer's virtual environment, unless it is complete already."""
     programs, marker = peer.folder / "bin", peer.folder / "packages"
     packages = "\n".join(peer.packages)
     if marker.exists() and marker.read_text() == packages:
@@ -115,10 +115,10 @@ def _last_words(command: list[str], what: str, output: str) -> str:
 
 
 def watch(command: list[str], minutes: float, log: Path) -> tuple[float, float]:
-    """Run a command for so long, or until it is finished; whatever it started ends with it.
+    """Run a command for so many minutes, or until it ends; then kill all that it has started.
 
     Returns:
-        When it was started, and its CPU-seconds with those of all processes below it.
+        When it was started, and the CPU-seconds of it and of all processes below it.
     """
     cpu: dict[psutil.Process, float] = {}
     with log.open("wb") as file:
@@ -148,7 +148,7 @@ def watch(command: list[str], minutes: float, log: Path) -> tuple[float, float]:
 
 def _cpu_of_tree(top: "subprocess.Popen[bytes]") -> dict[psutil.Process, float]:
     found: dict[psutil.Process, float] = {}
-    if top.poll() is not None:  # its number may be another's by now
+    if top.poll() is not None:  # its pid may be another process's by now
         return found
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(top.pid)
@@ -160,7 +160,7 @@ def _cpu_of_tree(top: "subprocess.Popen[bytes]") -> dict[psutil.Process, float]:
 
 
 def _kill(process: "subprocess.Popen[bytes]", below: list[psutil.Process]) -> None:
-    """The process, its group, and those below it that left the group (Ray's do)."""
+    """Kill the process, its group, and those below it that left the group (Ray's do)."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for other in below:
@@ -184,7 +184,7 @@ def read_ours(folder: Path, started: float) -> Iterator[Point]:
 
 
 def read_peer(folder: Path, started: float) -> Iterator[Point]:
-    """Rows of time, steps, mean return of the last 100 episodes; the last may be half a row."""
+    """Read rows of time, steps, mean return of the last 100 episodes; skips a partial last row."""
     path = folder / "curve.csv"
     if not path.exists():
         return
@@ -195,7 +195,7 @@ def read_peer(folder: Path, started: float) -> Iterator[Point]:
 
 
 def versions_of(python: str) -> str:
-    """Of the packages that matter, as far as they are installed there."""
+    """The versions of those packages in VERSIONS_OF that are installed for this Python."""
     program = (
         "import importlib.metadata as m, sys\n"
         "for n in sys.argv[1:]:\n"

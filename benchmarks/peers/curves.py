@@ -1,4 +1,4 @@
-"""What every peer's program writes: time, agent steps, mean return of the last 100 whole games."""
+"""The file that every peer writes: time, agent steps, mean return of the last 100 whole games."""
 
 import csv
 import time
@@ -10,7 +10,7 @@ PERIOD_S = 1.0
 
 
 class Curve:
-    """A CSV file that grows by a row a second."""
+    """A CSV file that grows by one row a second at most."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -19,11 +19,11 @@ class Curve:
         self._write("w", "time", "steps", "mean_return")
 
     def add_return(self, value: float) -> None:
-        """Of a whole game, with the game's own rewards."""
+        """Add the return of a whole game, with the game's own rewards."""
         self._returns.append(float(value))
 
     def add_row(self, steps: float) -> None:
-        """If it is time for one; steps are the agent's."""
+        """Write a row if it is time for one; `steps` are the agent's."""
         now = time.time()
         if now >= self._next and self._returns:
             self._write("a", now, int(steps), sum(self._returns) / len(self._returns))

@@ -1,4 +1,4 @@
-"""What every peer's program needs: environments by the scoreboard's ids, and its arguments."""
+"""What all peers share: environments by the scoreboard's ids, and the command line."""
 
 import argparse
 import contextlib
@@ -7,13 +7,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-# The same environments under the ids of Gymnasium before 1.0.
+# The ids of the same environments in Gymnasium before 1.0.
 OLD_IDS = {"HalfCheetah-v5": "HalfCheetah-v4", "LunarLander-v3": "LunarLander-v2"}
 MINATAR = "MinAtar/"
 
 
 def parse_arguments(*names: str) -> argparse.Namespace:
-    """--env, --seed, --out, and others of these names."""
+    """Parse --env, --seed, --out, and required arguments with these names."""
     parser = argparse.ArgumentParser()
     for name in ("env", "out", *names):
         parser.add_argument(f"--{name}", required=True)
@@ -30,13 +30,13 @@ def is_minatar(name: str) -> bool:
 
 
 def make_env(name: str, **kwargs: Any) -> gymnasium.Env:
-    """The environment without any preprocessing, but for MinAtar's channels as floats."""
+    """The environment without preprocessing, except that MinAtar's channels become floats."""
     if is_atari(name):
-        with contextlib.suppress(ImportError, AttributeError):  # older ones register themselves
+        with contextlib.suppress(ImportError, AttributeError):  # an older ale-py registers itself
             import ale_py
 
             gymnasium.register_envs(ale_py)
-    if is_minatar(name) and name not in gymnasium.registry:  # older Gymnasiums find it themselves
+    if is_minatar(name) and name not in gymnasium.registry:  # older Gymnasiums do this
         import minatar.gym
 
         minatar.gym.register_envs()
@@ -47,7 +47,7 @@ def make_env(name: str, **kwargs: Any) -> gymnasium.Env:
 
 
 class Floats(gymnasium.ObservationWrapper):
-    """Numbers for what is true or false: [height, width, channels] of 0 and 1."""
+    """Converts bools [height, width, channels] to floats 0 and 1."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)

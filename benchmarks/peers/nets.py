@@ -1,11 +1,11 @@
-"""A net for MinAtar's pictures of 10 x 10, for peers whose own nets are for larger ones."""
+"""A net for MinAtar's images of 10 x 10, for peers whose own nets need larger ones."""
 
 import torch
 from torch import Tensor, nn
 
 
 class SmallConv(nn.Module):
-    """MinAtar's own: one convolution and a linear layer."""
+    """The net of the MinAtar paper: one convolution and a linear layer."""
 
     num_features = 128
 

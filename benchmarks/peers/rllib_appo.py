@@ -1,7 +1,7 @@
-"""RLlib's APPO with the settings of its examples; writes a curve until it is ended.
+"""RLlib's APPO with the settings of its examples; writes a curve until it is stopped.
 
-Run by `benchmarks/scoreboard.py`, in a virtual environment of its own. Its examples are tuned for
-more cores: environments are spread over two processes.
+Run by `benchmarks/scoreboard.py`, in a virtual environment of its own. RLlib's examples are tuned
+for more cores; here, environments are spread over two processes.
 """
 
 from pathlib import Path
@@ -57,9 +57,9 @@ MUJOCO: dict[str, Any] = {
 
 
 class Recorder(gymnasium.Wrapper):
-    """Appends the return of every whole game to a file; RLlib counts lives, and clips.
+    """Appends the return of every whole game to a file; RLlib's are of lives, and clipped.
 
-    A line is written at once, so that processes may share the file.
+    A line is written in one go, so that processes may share the file.
     """
 
     def __init__(self, env: gymnasium.Env, path: str) -> None:
@@ -107,7 +107,7 @@ def find_config(name: str, env_config: dict[str, Any], seed: int) -> APPOConfig:
         config.training(
             learner_connector=lambda *_, **__: FrameStackingLearner(num_frames=4), **PICTURES
         )
-    elif is_minatar(name):  # for which it has no settings: those of Atari with a smaller net
+    elif is_minatar(name):  # RLlib has no settings for it: those of Atari with a smaller net
         net = {
             "conv_filters": [(16, 3, 1)],
             "conv_activation": "relu",
@@ -118,7 +118,7 @@ def find_config(name: str, env_config: dict[str, Any], seed: int) -> APPOConfig:
         config.env_runners(num_envs_per_env_runner=32, rollout_fragment_length=512)
         return config.training(**MUJOCO)
     else:
-        # It has settings for CartPole alone; others get its defaults.
+        # RLlib has settings for CartPole alone; others get its defaults.
         net = {}
         config.training(**(CARTPOLE if name.startswith("CartPole") else {}))
     return config.rl_module(model_config=DefaultModelConfig(vf_share_layers=True, **net))
@@ -130,8 +130,8 @@ def main() -> None:
     games = folder / "games.txt"
     games.touch()
     register_env("recorded", make_recorded)
-    trainable.DEFAULT_STORAGE_PATH = str(folder)  # else it leaves a folder at home
-    # More CPUs than there are: they only say which processes may be started.
+    trainable.DEFAULT_STORAGE_PATH = str(folder)  # else it leaves a folder in the home directory
+    # More CPUs than there are: the number only limits how many processes may be started.
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=str(folder))
     config = find_config(args.env, {"name": args.env, "games": str(games)}, args.seed)
     curve, algorithm = Curve(args.out), config.build_algo()

@@ -1,7 +1,7 @@
-"""Sample Factory's APPO with the settings of its examples; writes a curve until it is ended.
+"""Sample Factory's APPO with the settings of its examples; writes a curve until it is stopped.
 
-Run by `benchmarks/scoreboard.py`, in a virtual environment of its own. Its examples are tuned for
-more cores: the number of environments is theirs, spread over two workers.
+Run by `benchmarks/scoreboard.py`, in a virtual environment of its own. Sample Factory's examples
+are tuned for more cores; here, the same number of environments is spread over two workers.
 """
 
 import sys
@@ -26,12 +26,12 @@ from sf_examples.atari.atari_utils import ATARI_ENVS, make_atari_env
 from sf_examples.mujoco.mujoco_params import mujoco_override_defaults
 
 WORKERS = 2
-# Beneath the wrappers for rewards and lives, and with the steps before its clock starts.
+# The key of a whole game's return: recorded beneath the wrappers for rewards and lives.
 WHOLE_GAME = "RecordEpisodeStatistics_reward"
 
 
 def set_gym_defaults(parser: ArgumentParser) -> None:
-    """The command that its example for Gymnasium recommends."""
+    """The settings of the command that its example for Gymnasium recommends."""
     parser.set_defaults(
         use_rnn=False,
         num_envs_per_worker=20,
@@ -47,7 +47,7 @@ def set_defaults(name: str, parser: ArgumentParser) -> None:
     if is_atari(name) or is_minatar(name):
         atari_override_defaults(name, parser)
         parser.set_defaults(num_envs_per_worker=8 // WORKERS)
-        if is_minatar(name):  # for which it has no settings
+        if is_minatar(name):  # Sample Factory has no settings for it
             parser.set_defaults(env_frameskip=1, env_framestack=1, obs_scale=1.0)
     elif name.startswith("HalfCheetah"):
         mujoco_override_defaults(name, parser)
@@ -65,7 +65,7 @@ def make_game(name: str, cfg: Any, env_config: Any, render_mode: str | None = No
 
 
 class MinAtarEncoder(Encoder):
-    """As Sample Factory takes it."""
+    """`SmallConv` with Sample Factory's interface."""
 
     def __init__(self, cfg: Any, obs_space: Any) -> None:
         super().__init__(cfg)
@@ -79,13 +79,13 @@ class MinAtarEncoder(Encoder):
 
 
 class Observer(AlgoObserver):
-    """Its steps are frames, where frames are skipped."""
+    """Writes the curve. Sample Factory counts frames, where frames are skipped."""
 
     def __init__(self, curve: Curve, frames_per_step: int) -> None:
         self._curve, self._frames_per_step = curve, frames_per_step
 
     def add_episode(self, _runner: Runner, message: dict[str, Any], _policy: int) -> None:
-        # An end of a life has no return of a whole game.
+        # The end of a life has no return of a whole game.
         for value in np.atleast_1d(message[EPISODIC].get(WHOLE_GAME, [])):
             self._curve.add_return(value)
 

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with the settings of its zoo; writes a curve until it is ended.
+"""Stable-Baselines3 with the settings of its zoo; writes a curve until it is stopped.
 
 Run by `benchmarks/scoreboard.py`, in a virtual environment of its own.
 """
@@ -16,7 +16,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 RMSPROP = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
-# As rl-baselines3-zoo has them: environments, steps in all (to which rates are annealed), the rest.
+# From rl-baselines3-zoo: environments, steps in total (to which rates are annealed), the rest.
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("ppo", "atari"): {
         "n_envs": 8,
@@ -123,7 +123,8 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 class Observer(BaseCallback):
-    """Its `Monitor` stands before the wrappers that clip rewards and end games with a life."""
+    """Writes the curve. Returns are those of `Monitor`, which is beneath the wrappers that clip
+    rewards and end games with a life."""
 
     def __init__(self, curve: Curve) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ class Observer(BaseCallback):
 
 
 class MinAtarFeatures(SmallConv):
-    """As Stable-Baselines3 takes them."""
+    """`SmallConv` with Stable-Baselines3's interface."""
 
     features_dim = SmallConv.num_features
 
@@ -156,7 +157,7 @@ def make_vector(name: str, num_envs: int, seed: int) -> VecEnv:
 
 
 def find_settings(algo: str, name: str) -> dict[str, Any]:
-    """Of the zoo; it has none for MinAtar, which gets those of Atari with a smaller net."""
+    """The zoo's settings; it has none for MinAtar, which gets those of Atari with a smaller net."""
     kind = "atari" if is_atari(name) or is_minatar(name) else name
     settings = dict(SETTINGS[algo, kind])
     if is_minatar(name):
