@@ -15,14 +15,14 @@ from gymnasium import spaces
 import torchbeast
 from libtorchbeast.rpc.simulator import LearnerFinished
 
-SHOTS = 10  # of an episode
+SHOTS = 10  # in each episode
 
 OBSERVATION = spaces.Box(-1.0, 1.0, (2,))  # where the target is
 ACTION = spaces.Box(-2.0, 2.0, (2,))  # where to shoot
 
 
 class Range:
-    """The simulator: it knows nothing of agents."""
+    """The simulator, which does not know about agents."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -1,11 +1,11 @@
-"""Does a client keep the rules of libtorchbeast/rpc/env.proto? Listens like a learner, and looks.
+"""Does a client keep the rules of libtorchbeast/rpc/env.proto? Listens like a learner to check.
 
     python examples/conformance.py --listen 127.0.0.1:4242 -- ./my_client --connect 127.0.0.1:4242
 
-The command is started several times, and should open one stream. `{address}` in it stands for the
-address, which helps with port 0. It finds a token in TORCHBEAST_TOKEN. One line is printed for each
-check; the exit code is 0 if all went well, 1 if the client broke a rule, 2 for a mistake, 143 after
-SIGTERM.
+The command after -- is started several times, and should open one stream each time. `{address}` in
+it is replaced by the address, which is needed with port 0. It finds a token in TORCHBEAST_TOKEN.
+One line is printed for each check; the exit code is 0 if the client kept all rules, 1 if it broke
+one, 2 for a mistake in the arguments, 143 after SIGTERM.
 """
 
 import argparse
@@ -44,14 +44,14 @@ from libtorchbeast.rpc.limits import Limits, server_options
 from libtorchbeast.rpc.messages import LEARNER_METHOD, encode_greeting, token_in
 from libtorchbeast.rpc.security import Security
 
-START_S = 60.0  # until a client that was started must have dialled
-DIAL_AGAIN_S = 25.0  # pauses may grow to 10 s
-ANSWER_S = 15.0  # until a Step must follow on Actions
-QUIET_S = 0.4  # for which a client is watched that should wait
-END_S = 10.0  # until a client must have ended after SIGTERM
-REFUSED_S = 2.0  # the pause of a client that was refused for good, after some calls
+START_S = 60.0  # time for a client to dial after its start
+DIAL_AGAIN_S = 25.0  # time to dial again: pauses may grow to 10 s
+ANSWER_S = 15.0  # time for a Step to follow on Actions
+QUIET_S = 0.4  # how long a client that must wait is watched
+END_S = 10.0  # time for a client to end after SIGTERM
+REFUSED_S = 2.0  # the pause that a client refused for good must reach, after some calls
 MAX_DIALS_WHEN_REFUSED = 6
-MIN_PAUSES_S = 1.0  # the sum of at most eight pauses, whose limits grow from 0.1 s to 10 s
+MIN_PAUSES_S = 1.0  # minimum sum of at most eight pauses, whose limits grow from 0.1 s to 10 s
 STOP_S = 5.0
 MAX_STREAMS = 64
 
@@ -135,7 +135,7 @@ class Learner:
         return None
 
     def forget_streams(self) -> int:
-        """End those that nobody has accepted; returns how many there were."""
+        """End streams that were not accepted; returns how many there were."""
         number = 0
         with contextlib.suppress(queue.Empty):
             while True:
@@ -152,7 +152,7 @@ class Learner:
             stream.outgoing.put(None)
 
         def read() -> None:
-            with contextlib.suppress(Exception):  # however it ends, it ends
+            with contextlib.suppress(Exception):  # however the stream ends
                 for data in requests:
                     stream.incoming.put(data)
             stream.incoming.put(None)
@@ -168,7 +168,7 @@ class Learner:
 
 
 class Client:
-    """The command, running; its output is kept for when something goes wrong."""
+    """The client's process; its output is kept, to be shown if it breaks a rule."""
 
     def __init__(self, command: Sequence[str], address: str, token: str) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
@@ -186,7 +186,7 @@ class Client:
             raise BrokenRule(f"the client ended with exit code {self.process.returncode}")
 
     def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(END_S)
@@ -194,7 +194,7 @@ class Client:
             raise BrokenRule(f"the client still runs {END_S:g} s after SIGTERM") from None
 
     def close(self) -> None:
-        """Nothing of it is left."""
+        """Kill the client and all that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_S)
@@ -225,7 +225,7 @@ class Report:
 
 
 class Trials:
-    """Each starts the client once."""
+    """The trials, each of which starts the client once."""
 
     def __init__(self, command: Sequence[str], learner: Learner, num_steps: int) -> None:
         self._command = command
@@ -236,7 +236,7 @@ class Trials:
         self.report = Report()
 
     def run(self) -> bool:
-        """All of them; whether the client kept the rules."""
+        """Run all trials; returns whether the client kept the rules."""
         self._try(self._play)
         for code in PERMANENT_REFUSALS:
             self._try(functools.partial(self._refuse_for_good, code))
@@ -256,7 +256,7 @@ class Trials:
 
     @contextlib.contextmanager
     def _listening(self, is_silent: bool) -> Iterator[None]:
-        """A learner, or a port where connections are taken and nobody ever says a word."""
+        """A learner; or, if silent, a port that accepts connections and never sends anything."""
         if is_silent:
             where = Address.parse(self._learner.address)
             family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
@@ -297,7 +297,7 @@ class Trials:
                 raise BrokenRule("the client has ended, its stream has not")
 
     def _meet(self) -> tuple[Hello, Stream]:
-        """The client's first stream, in small steps."""
+        """Check the client's first stream, message by message."""
         check = self.report.check
         with check(f"dials within {START_S:g} s"):
             stream = self._learner.accept(START_S)
@@ -321,7 +321,7 @@ class Trials:
         return hello, stream
 
     def _start_over(self, stream: Stream, hello: Hello, knows_truncation: bool = True) -> StepRules:
-        """A later stream, up to its first Step; the same rules hold."""
+        """Check a later stream up to its first Step; the same rules hold."""
         if check_hello(stream.read("a Hello"), stream.token, self._token) != hello:
             raise BrokenRule("the Hello must say the same as before, got another")
         stream.expect_silence("the Greeting")
@@ -336,7 +336,7 @@ class Trials:
             rules.check(stream.read("a Step"))
 
     def _back_off(self, stream: Stream) -> Stream:
-        """Refuses the client some times; returns its next stream."""
+        """Refuse the client several times, and check its pauses; returns its next stream."""
         pauses_s = []
         with self.report.check("dials again after passing refusals, with growing pauses") as notes:
             for number, code in enumerate(TRY_AGAIN):
@@ -393,8 +393,8 @@ class Trials:
 
 
 def exit_tidily(number: int, frame: FrameType | None) -> NoReturn:
-    """For SIGTERM: whoever started a client ends it on the way out."""
-    signal.signal(number, signal.SIG_IGN)  # once is enough: the way out is not to be cut short
+    """Handle SIGTERM: exit through the `finally` blocks, which end the client."""
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt them
     sys.exit(128 + number)
 
 

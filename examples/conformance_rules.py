@@ -1,7 +1,7 @@
-"""The rules of env.proto for what a client sends, for conformance.py: what was expected, what came.
+"""The rules of env.proto for what a client sends, as conformance.py checks them.
 
-Sizes, dtypes and too large numbers are checked by the code that a gateway has for it; what a
-gateway cannot afford to check, that counts and sums are right, is checked here.
+Sizes, dtypes and too large numbers are checked with the gateway's own code. What a gateway cannot
+afford to check, that counts and sums are right, is checked here.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from libtorchbeast.specs import ArraySpec, describe, split_mask
 
 
 class BrokenRule(Exception):
-    """What the client should have done, and what it did."""
+    """A rule that the client broke: what was expected, and what came."""
 
 
 def expect(what: str, expected: Any, got: Any) -> None:
@@ -28,7 +28,7 @@ def expect(what: str, expected: Any, got: Any) -> None:
 
 
 def check_hello(data: bytes, token: str, expected_token: str) -> Hello:
-    """The first message, and the token that came before it; raises `BrokenRule`."""
+    """Check the first message, and the token that came before it; raises `BrokenRule`."""
     if token != expected_token:
         raise BrokenRule(
             "the call's metadata must have `authorization: Bearer ` and the token of "
@@ -46,7 +46,7 @@ def check_hello(data: bytes, token: str, expected_token: str) -> Hello:
 
 
 class StepRules:
-    """What the Steps of one stream must be like, first to last."""
+    """Checks the Steps of one stream, from first to last."""
 
     def __init__(self, hello: Hello, is_new: bool = True, knows_truncation: bool = True) -> None:
         """`is_new`: the client was just started, so that no episode is under way."""
@@ -63,15 +63,16 @@ class StepRules:
         self._masks = ActionMasks(hello.spec.action, "a Step") if mask is not None else None
         self._is_stuck = np.zeros(hello.num_envs, np.bool_)  # where the mask allows nothing
         self.mask: np.ndarray | None = None
-        """What is possible now, [K, num_choices]; everything where nothing is, or without masks."""
+        """[K, num_choices]: what is possible now; None without masks. A mask that allows nothing
+        allows everything here."""
         self.num_steps = 0
         self.num_episodes = 0
         self.num_truncated = 0
 
     def check(self, data: bytes) -> None:
-        """Raises `BrokenRule`."""
+        """Check the next Step; raises `BrokenRule`."""
         try:
-            self._reader.read(data)  # sizes, finite numbers: what a gateway checks, too
+            self._reader.read(data)  # sizes, finite numbers: the gateway's own checks
         except Refused as refusal:
             raise BrokenRule(f"Step {self.num_steps}: {refusal}") from refusal
         except EnvironmentFailed as failure:
@@ -92,7 +93,7 @@ class StepRules:
         self.num_steps += 1
 
     def _check_mask(self, masks: ActionMasks, row: Row) -> None:
-        """Nothing need be possible on the last row before a time limit's extra one."""
+        """A mask may allow nothing only on the last row before a time limit's extra row."""
         bad = self._is_stuck & ~row["truncated"]
         if bad.any():
             raise BrokenRule(
@@ -119,7 +120,7 @@ class StepRules:
             return
         before = {name: numbers[env].item() for name, numbers in self._last.items()}
         last_step, last_total = before["episode_step"], before["episode_return"]
-        # Of an episode that goes on from the stream before, the counts are not known here.
+        # If an episode goes on from the stream before, its counts are not known here.
         may_go_on = self.num_steps == 1 and not self._is_new
         if truncated:
             if not self._knows_truncation:
@@ -146,9 +147,9 @@ class StepRules:
 def choose_actions(
     hello: Hello, random: np.random.Generator, mask: np.ndarray | None = None
 ) -> bytes:
-    """Any that fit, and that a mask [K, num_choices] allows; floats also beyond their bounds.
+    """Random Actions that fit, and that a mask [K, num_choices] allows; floats may exceed bounds.
 
-    All of them come, sooner or later, if they are numbered.
+    If actions are numbered, each of them comes sooner or later.
     """
     start = 0
 

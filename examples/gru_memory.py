@@ -1,4 +1,4 @@
-"""An agent of one's own with a GRU as memory, which begins empty in each episode.
+"""A model of your own with a GRU as memory, which begins empty in each episode.
 
 python -m torchbeast.monobeast --env Memory --model examples.gru_memory:Agent
 """
@@ -16,7 +16,7 @@ State = tuple[Tensor, ...]
 
 
 class Agent(nn.Module):
-    """T is time, B batch: the learner calls with whole rollouts, the actors with T = 1."""
+    """T is time, B batch: the learner calls it with whole rollouts, actors with T = 1."""
 
     def __init__(self, frame_shape: tuple[int, ...], num_actions: int, use_lstm: bool) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Agent(nn.Module):
         if self.training:
             probabilities = F.softmax(logits.detach(), dim=-1).flatten(0, 1)
             action = torch.multinomial(probabilities, num_samples=1).view(logits.shape[:2])
-        else:  # while it is tested, the most likely action
+        else:  # in tests, the most likely action
             action = logits.argmax(dim=-1)
         output = {
             "action": action,

@@ -1,4 +1,4 @@
-"""Several Atari games with one agent: each environment of a group plays another game.
+"""Several Atari games with one agent: the environments of a group play different games.
 
 python examples/many_games.py
 """
@@ -34,14 +34,14 @@ class Score(gymnasium.Wrapper):
 
 
 def make_game(game: str) -> gymnasium.Env:
-    """All games have the same 18 actions, so that one policy serves them all."""
+    """Make one game with the 18 actions that all games share, so that one policy plays all."""
     gymnasium.register_envs(ale_py)
     env = gymnasium.make(f"ALE/{game}-v5", frameskip=1, full_action_space=True)
     return FrameStackObservation(Score(AtariPreprocessing(env), game), stack_size=4)
 
 
 def make(num_envs: int, autoreset_mode: AutoresetMode) -> SyncVectorEnv:
-    """A whole group: environment i plays game i, and so on from the first again."""
+    """Make a whole group: its environments play the games in turn."""
     games = [GAMES[i % len(GAMES)] for i in range(num_envs)]
     return SyncVectorEnv(
         [lambda game=game: make_game(game) for game in games],  # type: ignore[misc]

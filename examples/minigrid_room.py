@@ -1,4 +1,4 @@
-"""MiniGrid: a dict observation with a part that is no array, and numbers that are categories.
+"""MiniGrid: a dict observation with a part that is no array, and integers that are categories.
 
 pip install minigrid
 python examples/minigrid_room.py
@@ -17,7 +17,7 @@ CATEGORIES = (11, 6, 4)  # of objects, colours, and states of doors
 
 
 class Grid(gymnasium.ObservationWrapper):
-    """Leaves the mission, a text, out, and says that numbers in the image are names of things."""
+    """Leaves out the mission, a text, and declares the integers in the image as categories."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""MuJoCo: actions that are floats. Observations and rewards are normalised by default there.
+"""MuJoCo: float actions, for which observations and rewards are normalised by default.
 
 pip install mujoco imageio
 python examples/mujoco_cheetah.py

@@ -1,9 +1,9 @@
-"""NetHack: a model of one's own for a dict observation, with an LSTM.
+"""NetHack: a model of your own for a dict observation, with an LSTM.
 
 pip install nle
 python examples/nethack.py
 
-Its wheel asks for one version of Gymnasium; `pip install --no-deps nle` leaves yours as it is.
+nle's wheel requires one version of Gymnasium; `pip install --no-deps nle` leaves yours as it is.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ KEYS = ("chars", "blstats", "message")
 
 
 class Some(gymnasium.ObservationWrapper):
-    """What is seen of the game: the map, the status line's numbers, the message."""
+    """Keeps some parts of the observation: the map, the status line's numbers, the message."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -39,7 +39,7 @@ def make(name: str = "NetHackScore-v0") -> gymnasium.Env:
 
 
 class Net(nn.Module):
-    """Characters are embedded; the map goes through convolutions; an LSTM remembers."""
+    """Embedded characters, convolutions over the map, and an LSTM."""
 
     def __init__(self, observation_space: spaces.Dict, action_space: spaces.Discrete) -> None:
         super().__init__()

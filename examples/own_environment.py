@@ -1,4 +1,4 @@
-"""An environment of one's own: find the treasure on a grid. Logs how often it is found.
+"""An environment of your own: find the treasure on a grid. Logs how often it is found.
 
 python examples/own_environment.py
 """

@@ -22,8 +22,8 @@ Each = dict[str, Any]
 class Meeting(ParallelEnv):
     """An agent sees where it is and where the two others are, and goes left, stays or goes right.
 
-    When all are in one place, which ends the game, each is paid 1; every step costs 0.05. A mask
-    says that nobody can walk past the ends of the line.
+    When all are in one place, the game ends and each agent gets 1; every other step costs 0.05. An
+    action mask keeps agents from walking past the ends of the line.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "meeting_v0", "render_modes": []}

@@ -1,4 +1,4 @@
-"""A board game with a mask of actions: tic-tac-toe against somebody who plays at random.
+"""A board game with an action mask: tic-tac-toe against an opponent who plays at random.
 
 python -m torchbeast.polybeast --env examples.tic_tac_toe:TicTacToe --total_steps 500000
 python -m torchbeast.polybeast --mode test --env examples.tic_tac_toe:TicTacToe
@@ -19,9 +19,9 @@ ME, OTHER = 1.0, -1.0
 
 
 class TicTacToe(gymnasium.Env):
-    """The board has 1 where the agent is, -1 where the other is; who begins is drawn.
+    """The board has 1 where the agent is, -1 where the opponent is; who begins is random.
 
-    A win pays 1, a defeat -1. A field that is taken is no possible action.
+    A win pays 1, a defeat -1. Only free fields are possible actions.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
-"""An agent of one's own whose memory is attention over the last rows of the episode.
+"""A model of your own whose memory is attention over the last rows of the episode.
 
     python -m torchbeast.polybeast --env Memory --model examples.transformer_memory:Agent
 
-A model has two methods, `initial_state` and `forward`. Whatever it must remember is its state: a
-tuple of tensors [L, B, ...], here the features of the last WINDOW rows, which travel with rollouts
-as an LSTM's state does.
+A model has two methods, `initial_state` and `forward`. What it must remember is its state: a tuple
+of tensors [L, B, ...], here the features of the last WINDOW rows. It is part of each rollout, as an
+LSTM's state is.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WINDOW = 8  # rows that can be seen, the present one among them
+WINDOW = 8  # rows that attention sees, including the current one
 SIZE = 64
 HEADS = 4
 
@@ -22,7 +22,7 @@ State = tuple[Tensor, ...]
 
 
 class Agent(nn.Module):
-    """T is time, B batch: the learner calls with whole rollouts, the actors with T = 1."""
+    """T is time, B batch: the learner calls it with whole rollouts, actors with T = 1."""
 
     def __init__(self, frame_shape: tuple[int, ...], num_actions: int, use_lstm: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Agent(nn.Module):
         if self.training:
             probabilities = F.softmax(logits.detach(), dim=-1).flatten(0, 1)
             action = torch.multinomial(probabilities, num_samples=1).view(logits.shape[:2])
-        else:  # while it is tested, the most likely action
+        else:  # in tests, the most likely action
             action = logits.argmax(dim=-1)
         output = {
             "action": action,
@@ -56,12 +56,12 @@ class Agent(nn.Module):
         return output, state
 
     def remember(self, features: Tensor, done: Tensor, state: State) -> tuple[Tensor, State]:
-        """What attention finds in the last WINDOW rows of each row's own episode."""
+        """Attention of each row to the last WINDOW rows of its episode, and the new state."""
         T, B, _ = features.shape
         before, exists = state
         rows = torch.cat([before, features])  # [W+T, B, SIZE]
         exists = torch.cat([exists, torch.ones(T, B, device=exists.device)])  # [W+T, B]
-        # Episodes by number; the rows before belong to the one that goes on at row 0, if it does.
+        # The number of each row's episode: the remembered rows have 0, as row 0 has if not `done`.
         episode = torch.cat([torch.zeros(WINDOW, B, device=done.device), done.cumsum(dim=0)])
 
         now = torch.arange(T, device=done.device)[:, None] + WINDOW
