@@ -481,7 +481,7 @@ def initial_state(model: nn.Module, batch_size: int) -> AgentState:
 
 
 def test(flags: Flags) -> int:
-    """Play with the newest checkpoint."""
+    """Play episodes with a checkpoint of the run. Returns the exit code."""
     evaluate(flags)
     return 0
 

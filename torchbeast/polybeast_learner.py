@@ -522,7 +522,7 @@ def act_and_learn(flags: Flags, learner: Learner, source: Source, run: Run) -> N
 
 
 def test(flags: Flags) -> int:
-    """Play with the newest checkpoint."""
+    """Play episodes with a checkpoint of the run. Returns the exit code."""
     evaluate(flags)
     return 0
 

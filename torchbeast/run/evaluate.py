@@ -32,7 +32,7 @@ MAX_ENVS = 16  # environments that play at once
 
 
 def evaluate(flags: TrainingFlags) -> list[float]:
-    """Print and return the returns of `num_episodes` episodes with the newest checkpoint."""
+    """Print and return the returns of `num_episodes` episodes with the run's --checkpoint."""
     path, contents = checkpoint.load_or_fall_back(flags.rundir / flags.checkpoint)
     if flags.env == REMOTE:
         raise UsageError(
