@@ -90,7 +90,7 @@ def measure_training(module: str, options: Options, args: list[str]) -> Speed:
     rows = [row for row in rows if float(row["_time"]) > float(rows[-1]["_time"]) - options.seconds]
     first, last = rows[0], rows[-1]
     steps = int(last["step"]) - int(first["step"])
-    batches = [float(row["inference_batch_size"]) for row in rows if "inference_batch_size" in row]
+    batches = [float(size) for row in rows if (size := row.get("inference_batch_size"))]
     return Speed(
         steps / (float(last["_time"]) - float(first["_time"])),
         statistics.mean(batches) if batches else 0.0,
