@@ -29,7 +29,7 @@ void drop(PyObject* object) {
 }  // namespace
 
 void let_go(void* thing, void (*release)(void*)) {
-  if (!nb::is_alive()) return;  // The interpreter has ended: nothing is left to release.
+  if (!nb::is_alive()) return;  // The interpreter has ended: nothing can be released.
   if (PyGILState_Check() != 0) return release(thing);
   const std::lock_guard<std::mutex> lock(dropped().mutex);
   dropped().things.emplace_back(thing, release);
