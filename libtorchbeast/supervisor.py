@@ -265,7 +265,7 @@ class Supervisor:
             raise NobodyLeft("\n".join(text for text in said if text))
 
     def _count_false_start(self, child: Child, code: int) -> None:
-        """Raise `NobodyLeft` if no child has ever worked; one that has may work again."""
+        """Raise `NobodyLeft` if all have failed `MAX_FAILURES` times and none has ever worked."""
         if code == self._false_start_code:
             child._num_false_starts += 1
         else:
