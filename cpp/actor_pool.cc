@@ -17,18 +17,18 @@
 namespace torchbeast {
 namespace {
 
-// How soon an actor whose environments are silent sees that a queue was closed.
+// How often an actor that waits for its environments checks whether a queue was closed.
 constexpr std::chrono::milliseconds kLookAround{200};
 
-// How much longer than its own an actor lets others' rollouts take before it goes on without them:
-// on a busy machine processes stand still for a moment.
+// How much longer than an actor's own rollout those of others may take before it goes on without
+// them: on a busy machine, processes stall for a moment.
 constexpr std::chrono::seconds kPatience{1};
 
 void add(Clock::duration time, std::atomic<std::int64_t>& total_ns) {
   total_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
 }
 
-// Adds the time that it lives.
+// Adds its lifetime to a total.
 class Timer {
  public:
   explicit Timer(std::atomic<std::int64_t>& total) : total_(total), start_(Clock::now()) {}
@@ -41,7 +41,7 @@ class Timer {
   const Clock::time_point start_;
 };
 
-// The learner's queue may count on rollouts while it lives.
+// While it lives, the learner's queue expects rollouts from the member.
 class Membership {
  public:
   Membership(BatchingQueue& queue, BatchingQueue::Member& member) : queue_(queue), member_(member) {
@@ -56,7 +56,7 @@ class Membership {
   BatchingQueue::Member& member_;
 };
 
-// One row of agent state, seen as num_envs equal ones.
+// A view of one row of agent state as num_envs equal rows.
 ArrayNest repeat(const ArrayNest& state, std::int64_t num_envs) {
   ArrayNest result = state;
   for (Array& leaf : result.leaves) {
@@ -96,7 +96,7 @@ void check_lane(const Lane& lane) {
 
 }  // namespace
 
-// One end of a lane, where environments come and go.
+// The actor's end of a lane. Environments come and go at the other end.
 class ActorPool::Seat {
  protected:
   Seat(ActorPool& pool, const Lane& lane)
@@ -139,8 +139,9 @@ class ActorPool::Actor : Seat {
   }
 
  private:
-  // From the first row to the last. A row is kept while the agent looks at it; only the last of a
-  // rollout is kept before: the learner may be busy, and the agent's next weights should be new.
+  // Plays from the environments' first row to their last. A row is copied into the rollout while
+  // the agent computes the actions. Only the last row of a rollout is copied before that, and the
+  // rollout sent: this may wait for the learner, and the agent should then use its new weights.
   void play() {
     const Membership membership(pool_.learner_queue_, member_);
     state_ = state_at_start_ = repeat(pool_.initial_agent_state_, num_envs_);
@@ -161,17 +162,17 @@ class ActorPool::Actor : Seat {
       }
       let_go();
     }
-    take_answer();  // The agent may still be looking at the last row.
+    take_answer();  // The agent may still be reading the last row.
     finish();
   }
 
-  // Where rows are not marked, only the answer says that what is there next is new.
+  // Rows that are not marked as taken look like new ones until the agent has answered.
   Turn::State wait_for_next_rows() {
     if (!lane_.marks_rows) call_->wait(poll_);
     return pool_.wait_for_turn(lane_);
   }
 
-  // The lane's row, and the output that led to it.
+  // Copies the lane's row, and the output that led to it, into the rollout.
   void keep_row(const ArrayNest& output) {
     rollout_->add_row(lane_.row);
     rollout_->add_output(output, pool_.pool_);
@@ -186,8 +187,8 @@ class ActorPool::Actor : Seat {
     started_ = Clock::now();
   }
 
-  // Shows the lane's row. The environments go on when there is an answer and the row was kept:
-  // reply() and this thread let go of the lane, and the last one passes the turn.
+  // Sends the lane's row to the agent. Afterwards reply() and this thread call let_go(), once the
+  // actions are written and the row is copied; the second call passes the turn.
   void ask_agent() {
     if (lane_.marks_rows) lane_.turn.take_rows();
     num_holding_ = 2;
@@ -197,10 +198,10 @@ class ActorPool::Actor : Seat {
         [this](const ArrayNest* answer) { reply(answer); }, lane_.client);
   }
 
-  // In the thread of whoever answers, so that ours sleeps on.
+  // Writes the actions. Called in the thread that answers, so that the actor's need not wake up.
   void reply(const ArrayNest* answer) {
     if (answer == nullptr) {
-      lane_.turn.abandon();  // take_answer() says why.
+      lane_.turn.abandon();  // take_answer() throws the reason.
       return;
     }
     const std::vector<ArrayNest> parts = children(*answer);
@@ -216,7 +217,7 @@ class ActorPool::Actor : Seat {
     if (--num_holding_ == 0) lane_.pass(Turn::kAgent, Turn::kEnvironment);
   }
 
-  // The output; throws if there is none.
+  // Waits for the answer, keeps the new agent state, returns the output. Throws without an answer.
   ArrayNest take_answer() {
     std::vector<ArrayNest> answer = children(call_->get(poll_));
     const Clock::time_point answered = call_->answered_at();
@@ -229,13 +230,13 @@ class ActorPool::Actor : Seat {
 
   void send(const Rollout& rollout) {
     const Timer timer(pool_.counts_.ns_for_learner);
-    // Others that take as long again for their rollouts are waited for.
+    // Waits for others for as long as this rollout took, and kPatience more.
     pool_.learner_queue_.give(tuple_of_nests({rollout.contents(), state_at_start_}), poll_,
                               lane_.client, &member_, Clock::now() - started_ + kPatience);
     pool_.counts_.rollouts += num_envs_;
   }
 
-  // What the environments left behind.
+  // Pads and sends, or drops, the open rollout of environments that are gone.
   void finish() {
     if (rollout_->pad()) {
       send(*rollout_);
@@ -248,15 +249,15 @@ class ActorPool::Actor : Seat {
 
   ArrayNest state_;
   ArrayNest state_at_start_;   // Of the rollout, before the agent saw its first row.
-  Clock::time_point started_;  // The rollout.
+  Clock::time_point started_;  // When the rollout began.
   std::optional<Rollout> rollout_;
   Clock::time_point asked_;
-  std::atomic<int> num_holding_{0};             // The lane: the agent, and this thread.
-  std::unique_ptr<DynamicBatcher::Call> call_;  // The last of all: it may call reply() until then.
+  std::atomic<int> num_holding_{0};             // Users of the lane's row: agent, this thread.
+  std::unique_ptr<DynamicBatcher::Call> call_;  // Destroyed first: until then it may call reply().
 };
 
-// Takes rollouts from a lane. Who brought one may bring the next when the learner's queue has room
-// for it: what waits is bounded, and with a queue of size 0 the rollout has been learnt from.
+// Takes whole rollouts from a lane. The turn goes back when the learner's queue has room for more:
+// so a bounded number waits, and with a queue of size 0 the rollout has been learnt from by then.
 class ActorPool::RolloutTaker : Seat {
  public:
   RolloutTaker(ActorPool& pool, const Lane& lane) : Seat(pool, lane) {}
@@ -305,7 +306,7 @@ void ActorPool::stop() {
     new std::list<Running>(std::move(running_));
     return;
   }
-  close();  // Nobody adds a thread from here on.
+  close();  // No thread is added from here on.
   for (Running& running : running_) {
     if (running.thread.joinable()) running.thread.join();
   }
@@ -321,7 +322,7 @@ void ActorPool::add_lane(Lane lane) {
   forget_ended();
   Running& running = running_.emplace_back(Running{std::move(lane), {}});
   try {
-    // It ends no sooner than we let go of the lock.
+    // act() cannot end before this function releases the lock.
     running.thread = std::thread([this, &running] { act(running); });
   } catch (...) {
     running_.pop_back();
@@ -330,7 +331,7 @@ void ActorPool::add_lane(Lane lane) {
   ++num_actors_;
 }
 
-// Lanes come and go with environments from elsewhere: nothing of those that are closed may stay.
+// Frees what belongs to lanes that are closed, as lanes come and go with remote environments.
 void ActorPool::forget_ended() {
   running_.remove_if([](Running& running) {
     if (running.ended) running.thread.join();
@@ -358,7 +359,7 @@ void ActorPool::act(Running& running) {
   ended_.notify_all();
 }
 
-// Until there is something to read, kAgent, or who wrote it is gone, kGone.
+// Waits until there are rows to take (kAgent) or the environments are gone (kGone).
 Turn::State ActorPool::wait_for_turn(const Lane& lane) {
   for (;;) {
     const std::optional<Turn::State> state = lane.turn.wait_for_rows(Clock::now() + kLookAround);
@@ -375,7 +376,7 @@ bool ActorPool::is_over() const {
 
 void ActorPool::run(const Poll& poll) {
   std::unique_lock<std::mutex> lock(mutex_);
-  // In slices: closing a queue wakes nobody here.
+  // In slices, because closing a queue does not notify ended_.
   while (!error_ && !(is_over() && num_actors_ == 0)) {
     wait(ended_, lock, Clock::now() + kLookAround, poll,
          [this] { return error_ || (is_over() && num_actors_ == 0); });

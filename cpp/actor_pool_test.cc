@@ -69,7 +69,7 @@ class Environments {
 
   const Lane& lane() const { return *lane_; }
 
-  // As hosts of older versions, which know the states alone.
+  // Makes them like a host of an older version, which does not know that rows are marked.
   void know_no_marks() { lane_->marks_rows = false; }
 
   // Writes rows until the lane is closed, or leaves after num_steps.
@@ -85,7 +85,7 @@ class Environments {
       const std::uint32_t word = __atomic_load_n(word_.get(), __ATOMIC_ACQUIRE);
       if (!lane_->marks_rows && word > State::kClosed) FAIL("marked");
     }
-    // Not before the last row was read, or it would never have come.
+    // Leaves only when the last row has been answered; else it might never be read.
     if (lane_->turn.wait_while(State::kAgent, deadline()) == State::kEnvironment) {
       lane_->turn.abandon();
     }
@@ -111,8 +111,8 @@ class Environments {
   std::unique_ptr<Lane> lane_;
 };
 
-// Its state counts the rows it has seen; the action is frame + 100 * state, and in a dict its
-// double is the baseline.
+// An agent whose state counts the rows that it has seen. The action is frame + 100 * state; an
+// output that is a dict also has twice the action as the baseline.
 void run_agent(DynamicBatcher& batcher, Kind output_kind) {
   while (auto batch = batcher.get_batch()) {
     const Values frame = values(field(children(batch->inputs())[0], "frame"));
@@ -362,7 +362,7 @@ TEST_CASE("nothing stays of a lane that was closed when the next one comes") {
   CHECK(system.pool.num_actors() == 1);
 }
 
-#ifndef __SANITIZE_THREAD__  // which ends children of processes with threads
+#ifndef __SANITIZE_THREAD__  // The sanitizer ends forked children of processes with threads.
 TEST_CASE("a forked child lets go of the pool and leaves the parent's lanes alone") {
   System system(1);
   Environments environments(1);
@@ -402,7 +402,7 @@ TEST_CASE("whole rollouts go to the learner, one after the other, and copies of 
     CHECK(turn.pass(before, State::kAgent));
     CHECK(turn.wait_while(State::kAgent, deadline()) == State::kEnvironment);
     before = State::kEnvironment;
-    write(-1);  // Whoever has the turn may.
+    write(-1);  // The side that has the turn may write.
     const ArrayNest batch = *system.queue.dequeue();
     CHECK(values(batch.leaves[0]) == Values(2 * (kUnrollLength + 1), i));
     CHECK(batch.leaves[1].shape == Shape{3, 2});
@@ -446,7 +446,7 @@ TEST_CASE("who brings rollouts is held back while the learner's queue is full") 
   batcher.close();
 }
 
-// Brings rollouts of two environments that are full of one number each, and dies now and then.
+// Sends rollouts of two environments, each filled with one number, and dies now and then.
 void bring_rollouts(ActorPool& pool, std::int32_t host) {
   const auto deadline = [] { return Clock::now() + std::chrono::seconds(20); };
   const Array memory = zeros({kUnrollLength + 1, 2});
@@ -466,14 +466,14 @@ void bring_rollouts(ActorPool& pool, std::int32_t host) {
   for (std::int32_t i = 0; i < 40; ++i) {
     std::fill(numbers, numbers + 2 * (kUnrollLength + 1), 1000 * host + i);
     CHECK(turn.pass(before, State::kAgent));
-    if (i % 7 == 3) {  // With a rollout that nobody has looked at, is copied, or waits.
+    if (i % 7 == 3) {  // While its rollout is unread, being copied, or waiting in the queue.
       die();
       continue;
     }
     CHECK(turn.wait_while(State::kAgent, deadline()) == State::kEnvironment);
     before = State::kEnvironment;
     numbers[0] = -1;
-    if (i % 11 == 5) die();  // In the middle of the next one.
+    if (i % 11 == 5) die();  // While it writes the next rollout.
   }
   turn.abandon();
 }

@@ -18,8 +18,8 @@ struct Loop {
   std::int64_t target_stride;
 };
 
-// The loops of a copy, outermost first. Neighbours that walk memory as one are merged, so that a
-// slice along the batch dimension is left with few and long runs.
+// The loops of a copy, outermost first. Neighbouring dimensions without a gap between them are
+// merged, so that a slice along the batch dimension is copied in few, long runs.
 std::vector<Loop> plan(const Array& source, const Array& target) {
   const auto itemsize = static_cast<std::int64_t>(source.dtype.itemsize());
   std::vector<Loop> loops;
@@ -99,7 +99,7 @@ class Copier {
 }  // namespace
 
 std::string DType::name() const {
-  // By the codes of DLPack; from float8 on the name says the number of bits.
+  // Indexed by DLPack's codes. From float8 on, the name includes the number of bits.
   static const char* const kNames[] = {"int",
                                        "uint",
                                        "float",

@@ -16,8 +16,8 @@ namespace torchbeast {
 // Codes of DLPack for the kinds of elements that NumPy shares.
 constexpr std::uint8_t kInt = 0, kUInt = 1, kFloat = 2, kComplex = 5, kBool = 6;
 
-// The type of an element as DLPack names it; {2, 32, 1} is float32. The core only ever moves
-// elements, so every type that DLPack can name passes.
+// The type of an element as DLPack names it; {2, 32, 1} is float32. The core only moves elements
+// (except in cast.h), so every type that DLPack can name is valid.
 struct DType {
   std::uint8_t code;
   std::uint8_t bits;
@@ -49,11 +49,11 @@ struct Array {
   Array slice(std::int64_t dim, std::int64_t begin, std::int64_t end) const;
 };
 
-// Strides of an array without gaps whose last dimension moves fastest.
+// Strides, in elements, of an array without gaps in C order.
 Shape contiguous_strides(const Shape& shape);
 
 // Copies all elements; both arrays must have the same dtype and shape. With past_caches, long runs
-// are written straight to memory.
+// are written to memory directly (stream_copy.h).
 void copy(const Array& source, const Array& target, bool past_caches = false);
 
 }  // namespace torchbeast

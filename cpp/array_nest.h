@@ -1,4 +1,4 @@
-// A nest of arrays as the queues hold it: the arrays in one row, their structure beside them.
+// A nest of arrays as the queues hold it: a flat list of its arrays, and their structure.
 //
 //   ((frame, {"reward": reward}), [])  =  leaves [frame, reward] + structure ((*, {reward: *}), [])
 #pragma once
@@ -26,7 +26,7 @@ class Structure {
   void add_leaf() { nodes_.push_back({Kind::kLeaf, 0}); }
   void add_tuple(std::uint32_t num_children) { nodes_.push_back({Kind::kTuple, num_children}); }
   void add_list(std::uint32_t num_children) { nodes_.push_back({Kind::kList, num_children}); }
-  // Its type is the bindings' business: the core carries it along unseen.
+  // Only the bindings use `type`; the core just stores it.
   void add_named_tuple(std::uint32_t num_children, std::shared_ptr<void> type);
   void add_dict(const std::vector<std::string>& sorted_keys);
   void add(const Structure& other);  // As the next child.
@@ -37,7 +37,7 @@ class Structure {
     return keys_;
   }  // Of all dicts, one after another.
 
-  // Whether leaves correspond. Tuples, lists and named tuples are alike: what counts is the order.
+  // Whether the leaves correspond. Tuples, lists and named tuples of equal lengths count as equal.
   bool matches(const Structure& other) const;
 
   std::string describe() const;  // "(*, {a: *, b: [*]})"
@@ -55,7 +55,7 @@ struct ArrayNest {
   ArrayNest slice(std::int64_t dim, std::int64_t begin, std::int64_t end) const;
 };
 
-// The nests inside the outermost container; throws NestError if the nest is a mere leaf.
+// The nests inside the outermost container; throws NestError if the nest is a single leaf.
 std::vector<ArrayNest> children(const ArrayNest& nest);
 
 // The nest at this key of the outermost container, if that is a dict and has it.
@@ -64,8 +64,8 @@ std::optional<ArrayNest> child_at(const ArrayNest& nest, const std::string& key)
 // The tuple of these nests.
 ArrayNest tuple_of_nests(const std::vector<ArrayNest>& nests);
 
-// Throws (NestError, std::invalid_argument) unless both can be concatenated along dim: the same
-// structure, dtypes and, but for dim, shapes.
+// Throws NestError or std::invalid_argument unless both can be concatenated along dim: they must
+// have the same structure, dtypes and, except in dim, shapes.
 void check_fits(const ArrayNest& nest, const ArrayNest& expected, std::int64_t dim);
 
 }  // namespace torchbeast

@@ -1,9 +1,9 @@
-// Collects rollouts for the learner: nests in, one nest of the rows of several out.
+// Collects rollouts for the learner: takes nests of rows, and hands out batches of these rows.
 //
 // actors -> enqueue() -> rows waiting -> dequeue(): concatenated along batch_dim -> learner
 //
-// Rollouts have a client, whose environments played them. Clients that have rollouts waiting get
-// equal shares of each batch: none takes the learner for itself, however many it sends.
+// A rollout belongs to the client whose environments played it. Clients with rollouts waiting get
+// equal shares of each batch, so that no client can occupy the learner, however many it sends.
 #pragma once
 
 #include <cstdint>
@@ -35,25 +35,25 @@ class BatchingQueue {
   // full; throws ClosedBatchingQueue once it is closed.
   void enqueue(ArrayNest nest, const Poll& poll = {});
 
-  // As enqueue(), for memory that nobody else will touch again: if the item happens to be a whole
-  // batch, it is handed out as it is, without a copy. Patience: see row_queue.h.
+  // As enqueue(), for memory that no other code uses any more: an item that makes up a whole batch
+  // is handed out without a copy. For member and patience, see row_queue.h.
   void give(ArrayNest nest, const Poll& poll = {}, std::int64_t client = 0,
             Member* member = nullptr, Clock::duration patience = {});
 
-  // Between these calls a member gives items, one after the other.
+  // Between join() and leave() a member gives items, one after the other.
   void join(Member& member) { queue_.join(member); }
   void leave(Member& member) { queue_.leave(member); }
 
   // Client and number of rows of each member.
   std::vector<std::pair<std::int64_t, std::int64_t>> members() const { return queue_.members(); }
 
-  // As in QueueOptions, from now on; throws std::invalid_argument. See row_queue.h.
+  // Changes these QueueOptions; throws std::invalid_argument. See row_queue.h.
   void resize(std::int64_t minimum_batch_size, std::int64_t maximum_batch_size,
               std::optional<std::int64_t> maximum_queue_size) {
     queue_.resize(minimum_batch_size, maximum_batch_size, maximum_queue_size);
   }
 
-  // The next batch; nothing once the queue is closed.
+  // Waits for the next batch; returns nothing once the queue is closed.
   std::optional<ArrayNest> dequeue(const Poll& poll = {});
 
   std::int64_t size() const { return queue_.num_rows(); }

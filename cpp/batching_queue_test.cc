@@ -119,7 +119,7 @@ TEST_CASE("a large item in a full queue keeps no other client out") {
   });
   while (!waits) std::this_thread::yield();
   CHECK_FALSE(returned);
-  CHECK(queue.size() == 512);  // What its producer is held back with is not counted.
+  CHECK(queue.size() == 512);  // Rows of a producer that is held back are not counted.
   CHECK(values(*queue.dequeue()) == Values{1, 1, 1, 1, 2, 2, 2, 2});
   other.join();
   CHECK(values(*queue.dequeue()) == Values{1, 1, 1, 1, 2, 2, 1, 1});
@@ -141,7 +141,7 @@ TEST_CASE("a producer that is held back and interrupted takes its item with it")
 
 using Member = BatchingQueue::Member;
 
-// A queue without room, and what its producers and its consumer do.
+// A queue of size 0, and threads that put rows into it.
 class WithoutRoom {
  public:
   WithoutRoom(std::int64_t batch_size, const std::vector<Member*>& members)
@@ -154,7 +154,7 @@ class WithoutRoom {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Gives rows in a thread of its own; counts itself in `num_back` when it may go on.
+  // Gives rows in a new thread, which adds one to `num_back` when it may go on.
   void give(const Values& rows, Member* member = nullptr,
             Clock::duration patience = std::chrono::hours(1)) {
     threads_.emplace_back([=] {
@@ -166,7 +166,7 @@ class WithoutRoom {
     });
   }
 
-  // Until everybody who is held back has waited a while longer.
+  // Waits until the threads that are held back have polled a few more times.
   void wait_a_while() {
     const int before = num_polls;
     while (num_polls < before + 4) std::this_thread::yield();
@@ -186,7 +186,7 @@ TEST_CASE("with a queue of size 0 producers wait until the consumer is back for 
   it.give({2}, &b);
   CHECK(it.queue.dequeue());
   it.wait_a_while();
-  CHECK(it.num_back == 0);  // The consumer is busy with what they gave.
+  CHECK(it.num_back == 0);  // The consumer has not come back for the next batch.
   std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
   while (it.num_back < 2) std::this_thread::yield();
   it.give({3}, &a);
@@ -232,7 +232,7 @@ TEST_CASE("with a queue of size 0 who is late is waited for once") {
   std::thread consumer([&it] { CHECK(it.queue.dequeue()); });
   it.give({1}, &a, std::chrono::milliseconds(50));
   while (it.num_back < 1) std::this_thread::yield();
-  it.give({2}, &a);  // Has the patience of an hour, and does not need it.
+  it.give({2}, &a);  // Does not wait for its patience of an hour: `late` is not expected.
   while (it.num_back < 2) std::this_thread::yield();
   it.give({3}, &late);
   consumer.join();

@@ -86,7 +86,7 @@ bool fits(From value) {
   }
 }
 
-// With as many digits as it takes to tell the number from its neighbours.
+// The number as text, with enough digits to distinguish it from its neighbours.
 template <typename Number>
 std::string text_of(Number value) {
   if constexpr (std::is_integral_v<Number>) {
@@ -101,7 +101,7 @@ std::string text_of(Number value) {
   }
 }
 
-// Calls visit(type) for a dtype that we can write; false if it is none.
+// Calls visit(type) if the dtype can be written; else returns false.
 template <typename Visit>
 bool visit_target(DType dtype, Visit visit) {
   if (dtype.lanes != 1) return false;
@@ -121,7 +121,7 @@ bool visit_target(DType dtype, Visit visit) {
   }
 }
 
-// The same for a dtype that we can read: agents may compute in half precision.
+// The same for dtypes that can be read: agents may compute in half precision.
 template <typename Visit>
 bool visit_source(DType dtype, Visit visit) {
   if (dtype == DType{kBfloat, 16, 1}) {
@@ -146,7 +146,7 @@ struct Elements {
   Array array;
 };
 
-// The text of the first number that does not fit, if there is one.
+// Converts all elements; returns the first number that does not fit, as text, if there is one.
 template <typename From, typename To>
 std::optional<std::string> cast_elements(const Array& source, const Array& target) {
   using Number = typename To::Number;

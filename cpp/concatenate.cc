@@ -6,7 +6,7 @@
 namespace torchbeast {
 namespace {
 
-// A batch this large is out of the caches before anybody reads it.
+// A batch of this size has left the caches before it is read.
 constexpr std::size_t kLargeBatch = std::size_t{16} << 20;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Assembles batches: rows of several nests, copied side by side into memory of the pool.
+// Assembles batches: copies rows of several nests side by side into memory of the pool.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace torchbeast {
 
-// Rows begin to end of a nest.
+// Rows [begin, end) of a nest.
 struct Rows {
   const ArrayNest* nest;
   std::int64_t begin;
@@ -19,10 +19,10 @@ struct Rows {
 // Memory of the pool for an array like this one, but with num_rows in dimension dim.
 Array allocate_like(const Array& array, std::int64_t dim, std::int64_t num_rows, BufferPool& pool);
 
-// The same nest, with those leaves copied that have gaps or elements that share memory.
+// The same nest; leaves with gaps, or with elements that share memory, are replaced by copies.
 ArrayNest without_gaps(ArrayNest nest, BufferPool& pool);
 
-// Leaf by leaf along dim; throws as check_fits() does when the nests don't fit together.
+// Concatenates the parts along dim, leaf by leaf; throws as check_fits() if they do not fit.
 ArrayNest concatenate(const std::vector<Rows>& parts, std::int64_t dim, BufferPool& pool);
 
 }  // namespace torchbeast

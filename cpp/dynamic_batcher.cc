@@ -97,7 +97,7 @@ std::unique_ptr<Batch> DynamicBatcher::get_batch(const Poll& poll) {
   try {
     ArrayNest inputs = concatenate(queue_.rows_of(pieces), batch_dim, pool_);
     return std::make_unique<Batch>(std::move(pieces), std::move(inputs), batch_dim, pool_);
-  } catch (...) {  // Out of memory, most likely: those who wait for these rows must know, too.
+  } catch (...) {  // Most likely out of memory: the callers must get the error, too.
     const Throw error = [e = std::current_exception()] { std::rethrow_exception(e); };
     for (const Batch::Piece& piece : pieces) piece.item->set_exception(error);
     throw;

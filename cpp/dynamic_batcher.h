@@ -1,5 +1,5 @@
-// Lets many actors share one forward pass: each hands in its own rows, a consumer gets the rows of
-// several as one Batch and answers them all at once.
+// Lets many actors share one forward pass: each hands in its own rows; a consumer gets the rows of
+// several actors as one Batch and answers them all at once.
 //
 // actors -> call() -> rows waiting -> Batch: inputs -> model -> set_outputs() -> on_answer(), get()
 #pragma once
@@ -18,12 +18,13 @@
 
 namespace torchbeast {
 
-// The rows of some requests, to be answered once. Dropped unanswered, its callers get AsyncError.
+// The rows of some requests, to be answered once. If it is destroyed without an answer, the callers
+// get AsyncError.
 class Batch {
  public:
   using Piece = RowQueue<Request>::Piece;
 
-  // Answers that were split are put together in memory of the pool.
+  // The pool's memory is for the answers to requests that were split over several batches.
   Batch(std::vector<Piece> pieces, ArrayNest inputs, std::int64_t batch_dim, BufferPool pool);
   ~Batch();
   Batch(const Batch&) = delete;
@@ -31,15 +32,15 @@ class Batch {
 
   const ArrayNest& inputs() const { return inputs_; }
 
-  // Throws std::invalid_argument for outputs of wrong shape (the right ones may still follow) and
-  // std::runtime_error for an answer too many.
+  // Throws std::invalid_argument for outputs of a wrong shape (right ones may still be set) and
+  // std::runtime_error if the batch has been answered already.
   void set_outputs(ArrayNest outputs);
 
-  // The callers throw this instead.
+  // Makes the callers throw this error.
   void set_exception(const Throw& error);
 
  private:
-  std::vector<Piece> claim();  // The requests to answer; only one caller ever gets them.
+  std::vector<Piece> claim();  // Returns the requests to answer, but only to its first caller.
   void check(const Array& output) const;
 
   std::mutex mutex_;
@@ -55,7 +56,7 @@ class DynamicBatcher {
  public:
   explicit DynamicBatcher(const QueueOptions& options) : queue_(options) {}
 
-  // Rows on their way; when it goes, nobody is called with the answer any more.
+  // A request in progress. Once it is destroyed, on_answer is not called any more.
   class Call {
    public:
     Call(DynamicBatcher& batcher, std::shared_ptr<Request> request);
@@ -63,9 +64,9 @@ class DynamicBatcher {
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
-    // Waits for the outputs of its rows; once. Throws ClosedBatchingQueue when the batcher is
-    // closed meanwhile, AsyncError when the batch was dropped, or what the consumer set instead.
-    // The inputs have been copied when it returns.
+    // Waits for the outputs of its rows; may be called once. Throws ClosedBatchingQueue if the
+    // batcher is closed meanwhile, AsyncError if the batch was dropped, or the exception that the
+    // consumer has set. When it returns, the inputs have been copied.
     ArrayNest get(const Poll& poll = {}) { return request_->get(poll); }
     void wait(const Poll& poll) const { request_->wait(poll); }
     Clock::time_point answered_at() const { return request_->answered_at(); }
@@ -75,8 +76,8 @@ class DynamicBatcher {
     const std::shared_ptr<Request> request_;
   };
 
-  // Hands rows in, and does not wait for their outputs. Clients that wait have equal shares of a
-  // batch.
+  // Hands rows in without waiting for their outputs. Clients with rows waiting have equal shares of
+  // a batch.
   std::unique_ptr<Call> call(ArrayNest inputs, const Poll& poll = {}, OnAnswer on_answer = {},
                              std::int64_t client = 0);
 
@@ -85,7 +86,7 @@ class DynamicBatcher {
     return call(std::move(inputs), poll)->get(poll);
   }
 
-  // The next batch; null once the batcher is closed.
+  // Waits for the next batch; returns null once the batcher is closed.
   std::unique_ptr<Batch> get_batch(const Poll& poll = {});
 
   std::int64_t size() const { return queue_.num_rows(); }

@@ -126,7 +126,7 @@ TEST_CASE("whoever is called with an answer hears of exceptions, and may throw s
     if (outputs != nullptr) throw std::runtime_error("no such action");
   };
   const auto refused = batcher.call(make_leaf({1}), {}, refuse);
-  CHECK_NOTHROW(answer(*batcher.get_batch()));  // It is not the consumer's to handle.
+  CHECK_NOTHROW(answer(*batcher.get_batch()));  // The exception goes to the caller instead.
   CHECK(num_calls == 2);
   CHECK_THROWS_WITH(refused->get(), "no such action");
 

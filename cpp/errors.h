@@ -1,16 +1,16 @@
-// The exceptions of the core that callers tell apart; the bindings give each its Python class.
+// The exceptions of the core that callers distinguish; each has a Python class in the bindings.
 #pragma once
 
 #include <stdexcept>
 
 namespace torchbeast {
 
-// The queue was closed: a regular way for the threads around it to end.
+// The queue was closed: the regular end of the threads that use it.
 struct ClosedBatchingQueue : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Nobody will ever answer: the batch was dropped without outputs.
+// The batch was dropped without outputs, so there will be no answer.
 struct AsyncError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,5 +1,5 @@
-// Which process made something. A forked child has a copy of all memory and none of the threads:
-// what is shared with them cannot be taken apart there, and is left alone.
+// Remembers which process made an object. A forked child has a copy of all memory but none of the
+// threads, so objects that the parent's threads use cannot be destroyed there.
 #pragma once
 
 #include <unistd.h>

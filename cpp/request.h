@@ -1,5 +1,5 @@
-// One call of DynamicBatcher::compute(): rows on their way in, outputs on their way back, in as
-// many parts as the batches that the rows were split over.
+// One call of DynamicBatcher: its rows, and their outputs, which come in as many parts as there are
+// batches that the rows were split over.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@
 
 namespace torchbeast {
 
-// Throws the exception that it stands for. Each caller gets one of its own: an object shared
-// between threads would have to be guarded against those who change it while they handle it.
+// Throws an exception. Each caller gets an object of its own: a handler may change its exception
+// while another thread handles the same error.
 using Throw = std::function<void()>;
 
-// Called with the answer as soon as it is there, by whoever gave it, or with null if there is an
-// exception instead. May throw, which becomes the exception. Not to wait: a lock is held.
+// Called with the answer as soon as it is complete, in the thread that gave it, or with null if
+// there is an exception instead. What it throws becomes the exception. It must not wait, because a
+// lock is held.
 using OnAnswer = std::function<void(const ArrayNest* answer)>;
 
 class Request {
@@ -31,26 +32,26 @@ class Request {
   const std::int64_t num_rows;
   const std::int64_t client;
 
-  // Outputs for num_rows rows of this request, from first_row on; they are those of the batch from
-  // batch_row on. Called once for each part.
-  // The answer is a slice of the batch's, copied only if there are several.
+  // Sets the outputs for num_rows rows of this request, from first_row on: they are the rows of
+  // `outputs`, those of a whole batch, from batch_row on. Called once for each part. With a single
+  // part, the answer is a slice of `outputs`; several parts are copied.
   void set_outputs(std::shared_ptr<const ArrayNest> outputs, std::int64_t batch_row,
                    std::int64_t first_row, std::int64_t num_rows, std::int64_t batch_dim,
                    BufferPool& pool);
 
-  // The first answer counts: later ones change nothing.
+  // Answers with an exception. Does nothing if there is an answer already.
   void set_exception(Throw error);
 
-  // Waits for the answer, which can be had once, or throws what was set instead.
+  // Waits for the answer and returns it, or throws the exception. May be called once.
   ArrayNest get(const Poll& poll);
 
-  // Until get() would not.
+  // Waits until there is an answer or an exception.
   void wait(const Poll& poll);
 
   // When the answer came.
   Clock::time_point answered_at() const;
 
-  // Nobody is called with the answer from now on.
+  // From now on, on_answer is not called.
   void forget();
 
  private:

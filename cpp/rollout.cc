@@ -26,7 +26,7 @@ void copy_row(const ArrayNest& row, const ArrayNest& rows, std::int64_t t) {
   }
 }
 
-// All bytes of some rows; memory of the pool has no gaps.
+// Sets all bytes of some rows; memory of the pool has no gaps.
 void fill(const Array& rows, int byte) { std::memset(rows.data, byte, rows.num_bytes()); }
 
 }  // namespace
@@ -46,7 +46,7 @@ void Rollout::add_row(const ArrayNest& row) { copy_row(row, rows_, num_rows_++);
 void Rollout::add_output(const ArrayNest& output, BufferPool& pool) {
   if (!outputs_.structure) {
     outputs_ = allocate_rows(output, unroll_length_ + 1, pool);
-    for (const Array& leaf : outputs_.leaves) fill(leaf.slice(0, 0, 1), 0);  // Led by nobody.
+    for (const Array& leaf : outputs_.leaves) fill(leaf.slice(0, 0, 1), 0);  // None led to row 0.
   }
   const std::int64_t num_envs = num_envs_of(rows_);
   for (const Array& leaf : output.leaves) {

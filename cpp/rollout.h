@@ -1,8 +1,9 @@
-// A rollout of one lane in the making: T+1 rows by K environments, in memory of the pool.
+// The rollout that an actor is filling for its lane: T+1 rows of K environments, in memory of the
+// pool.
 //
-//   row:     what the environments said           [T+1, K, ...]; a dict with the fields of
+//   row:     what the environments returned  [T+1, K, ...]; a dict with the fields of
 //            libtorchbeast/rows.py, or the tuple that TorchBeast's agents get
-//   output:  what the agent had said to get there [T+1, K, ...]; output t led to row t
+//   output:  what the agent returned         [T+1, K, ...]; output t led to row t
 #pragma once
 
 #include <cstdint>
@@ -12,15 +13,15 @@
 
 namespace torchbeast {
 
-// K of a row or rows [T, K, ...]: all leaves have it, and there is at least one (check_lane()).
+// The K of rows [T, K, ...], which is that of any leaf; check_lane() makes sure that there is one.
 inline std::int64_t num_envs_of(const ArrayNest& rows) { return rows.leaves.front().shape[1]; }
 
 class Rollout {
  public:
-  // Rows will be like this one, [1, K, ...].
+  // The rows to come have the structure, dtypes and shapes of `row`, [1, K, ...].
   Rollout(const ArrayNest& row, std::int64_t unroll_length, BufferPool& pool);
 
-  // Begins where another one ends: its last row and output are the first here.
+  // Begins where another rollout ends: with its last row and output.
   Rollout(const Rollout& before, BufferPool& pool);
 
   std::int64_t num_rows() const { return num_rows_; }
@@ -33,12 +34,12 @@ class Rollout {
 
   ArrayNest newest_row() const { return rows_.slice(0, num_rows_ - 1, num_rows_); }
 
-  // Fills the rest with rows that say: the transition into this row did not happen. They are zero
-  // but for `done` and `truncated`. False if there is nothing worth keeping, or if the row has no
-  // such keys to say so.
+  // Pads the rollout with rows that are zero except for `done` and `truncated`: the transitions
+  // into them did not happen. Returns false if there is no transition to keep, or if rows do not
+  // have these two fields.
   bool pad();
 
-  // (rows, outputs), to give away.
+  // (rows, outputs), for the learner.
   ArrayNest contents() const { return tuple_of_nests({rows_, outputs_}); }
 
  private:
@@ -48,7 +49,7 @@ class Rollout {
   std::int64_t unroll_length_;
   std::int64_t num_rows_ = 0;
   ArrayNest rows_;
-  ArrayNest outputs_;  // No structure: not known before the agent spoke for the first time.
+  ArrayNest outputs_;  // Has no structure until the agent's first output is added.
 };
 
 }  // namespace torchbeast

@@ -1,21 +1,22 @@
 // The queue under BatchingQueue and DynamicBatcher: items of any number of rows go in, batches of
-// bounded size come out. First in, first out for the items of one client; those that have rows
-// waiting get the same share of each batch, or all that they have if that is less.
+// bounded size come out. The items of one client come out in the order in which they went in.
+// Clients with rows waiting get equal shares of each batch, or all their rows if these are fewer.
 //
 //   push(a, 3 rows), push(b, 2 rows)  ->  pop(): all of a, row 0 of b    (with a maximum of 4)
 //                                         pop(): row 1 of b
 //   a of client 0, b of client 1:     ->  pop(): rows 0, 1 of a, all of b
 //                                         pop(): row 2 of a
 //
-// A full queue holds producers back, and not their items: else one large item would keep all other
-// clients out.
+// A full queue still takes items, but holds their producers back in push(). If it held the items
+// back, one large item would keep all other clients out.
 //
-// With a maximum_queue_size of 0 nobody runs ahead of the consumers: a producer goes on when a
-// consumer is back for the next batch. Consumers that wait let producers go on sooner if there are
-// too few others at work to fill a batch (see Member), or if they take longer than the producer's
-// patience; who is late is not counted on until it brings something.
+// With a maximum_queue_size of 0, producers do not run ahead of the consumers: a producer may go on
+// when its item was taken and a consumer is back for the next batch. While a consumer waits for a
+// batch, producers may go on sooner if the other members (see Member) that are at work are too few
+// to fill the batch, or take longer than the producer's patience. Members that are late are not
+// expected again until they bring an item.
 //
-// Sizes may change at any time: what waits then goes into batches of the new size.
+// Sizes may change at any time: items that wait then go into batches of the new size.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +60,7 @@ std::int64_t count_rows(const ArrayNest& nest, std::int64_t batch_dim);
 template <typename Item>
 class RowQueue {
  public:
-  // Rows begin to end of an item.
+  // Rows [begin, end) of an item.
   struct Piece {
     std::shared_ptr<Item> item;
     std::int64_t begin;
@@ -78,11 +79,11 @@ class RowQueue {
     options_.check();
   }
 
-  // Somebody who makes items of so many rows, one after the other, from join() to leave().
+  // A producer that makes items of num_rows rows, one after the other, from join() to leave().
   struct Member {
     std::int64_t num_rows;
     std::int64_t client = 0;
-    bool is_expected = false;  // Is at work on the next, and not late.
+    bool is_expected = false;  // It is making its next item, and is not late.
   };
 
   void join(Member& member) {
@@ -98,7 +99,7 @@ class RowQueue {
     admit_producers();
   }
 
-  // Who is there now: client and number of rows of each.
+  // Client and number of rows of each current member.
   std::vector<std::pair<std::int64_t, std::int64_t>> members() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<std::pair<std::int64_t, std::int64_t>> result;
@@ -106,8 +107,8 @@ class RowQueue {
     return result;
   }
 
-  // Other sizes from now on, also for those who wait. A queue of size 0 stays one, and no other
-  // becomes one: its producers wait for other things.
+  // Changes the sizes, also for threads that already wait. A maximum_queue_size of 0 must stay 0,
+  // and no other may become 0, because its producers wait for another condition.
   void resize(std::int64_t minimum_batch_size, std::int64_t maximum_batch_size,
               std::optional<std::int64_t> maximum_queue_size) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -125,8 +126,8 @@ class RowQueue {
     rows_.notify_all();
   }
 
-  // Waits while the queue is full and nothing of the item is taken. Throws when the item does not
-  // fit those that wait.
+  // Adds an item, and waits while the queue is full and no row of the item is taken. Throws if the
+  // item cannot be in one batch with those that wait, or if the queue is closed.
   void push(std::shared_ptr<Item> item, const Poll& poll, Member* member = nullptr,
             Clock::duration patience = {}) {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -168,7 +169,7 @@ class RowQueue {
     if (producer.state != Producer::kReleased) throw ClosedBatchingQueue("Enqueue to closed queue");
   }
 
-  // Waits for a batch; the timeout runs from when there is something to wait with. Empty: closed.
+  // Waits for a batch; the timeout begins when there is at least one row. Empty if closed.
   std::vector<Piece> pop(const Poll& poll) {
     std::unique_lock<std::mutex> lock(mutex_);
     {
@@ -188,16 +189,16 @@ class RowQueue {
     return pieces;
   }
 
-  // But for those of producers that are held back.
+  // The rows that wait, without those of producers that are held back.
   std::int64_t num_rows() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return num_rows_ - num_held_rows_;
   }
 
-  // Drops what waits in the queue and wakes everybody.
+  // Drops the items in the queue and wakes all threads that wait.
   void close() {
     std::unordered_map<std::int64_t, ClientQueue>
-        dropped;  // Dies after the lock: it may take a while.
+        dropped;  // Destroyed after the lock is released, as it may take a while.
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) throw std::runtime_error("Queue was closed already");
     closed_ = true;
@@ -219,11 +220,11 @@ class RowQueue {
   std::int64_t batch_dim() const { return batch_dim_; }
 
  private:
-  static constexpr Clock::duration kMinPatience = 2 * kPollInterval;  // Or nobody would poll.
+  static constexpr Clock::duration kMinPatience = 2 * kPollInterval;  // With less, no poll.
 
   struct Entry;
 
-  // Counts itself while it lives.
+  // Adds one to a count while it lives.
   class Counted {
    public:
     explicit Counted(std::atomic<std::int64_t>& count) : count_(count) { ++count_; }
@@ -235,25 +236,25 @@ class RowQueue {
     std::atomic<std::int64_t>& count_;
   };
 
-  // Somebody who is held back.
+  // A thread that is held back in push().
   struct Producer {
-    enum State { kHeld, kTaken, kReleased };  // Taken: its item is, in a queue of size 0.
+    enum State { kHeld, kTaken, kReleased };  // kTaken: its item is (in a queue of size 0).
     Condition released;
     State state = kHeld;
     bool is_patient = true;
-    Entry* entry = nullptr;  // While it is held.
+    Entry* entry = nullptr;  // Valid while it is held.
     Member* member = nullptr;
   };
 
   struct Entry {
     std::shared_ptr<Item> item;
     std::int64_t num_taken = 0;  // Rows that are in earlier batches.
-    std::optional<typename std::list<Producer*>::iterator> producer = {};  // Who is held back.
+    std::optional<typename std::list<Producer*>::iterator> producer = {};  // If held back.
   };
 
-  using ClientQueue = std::list<Entry>;  // What waits of one client, the oldest first.
+  using ClientQueue = std::list<Entry>;  // The waiting items of one client, the oldest first.
 
-  // Whether a producer may go on although nothing of its item is taken.
+  // Whether a producer may go on although no row of its item is taken.
   bool may_go_on(bool is_patient) const {
     if (!options_.maximum_queue_size) return true;
     if (*options_.maximum_queue_size > 0)
@@ -269,7 +270,7 @@ class RowQueue {
     num_expected_rows_ += is_expected ? member.num_rows : -member.num_rows;
   }
 
-  // Nor is anybody else to wait for those that are late.
+  // The producer's patience is over. No producer waits any longer for the members that are late.
   void time_out(Producer& producer) {
     producer.is_patient = false;
     for (Member* late : members_) expect(*late, false);
@@ -302,7 +303,7 @@ class RowQueue {
     }
   }
 
-  // As soon as something of its item is in a batch.
+  // Called when the first rows of the item go into a batch.
   void note_taken(Entry& entry) {
     Producer& producer = let_go(entry);
     if (options_.maximum_queue_size != 0) {
@@ -313,7 +314,7 @@ class RowQueue {
     taken_.push_back(&producer);
   }
 
-  // Takes back an item whose producer does not wait any longer.
+  // Removes an item whose producer has stopped waiting, because its poll has thrown.
   void withdraw(std::int64_t client, typename ClientQueue::iterator entry) {
     let_go(*entry);
     num_rows_ -= entry->item->num_rows;
@@ -330,8 +331,8 @@ class RowQueue {
     return Clock::now() + std::chrono::milliseconds(std::min(*options_.timeout_ms, kDecades));
   }
 
-  // The producer at fault gets the error, not the consumer that would assemble the batch. Batches
-  // of one row never mix items.
+  // Checked in push(), so that the producer at fault gets the error, not the consumer that would
+  // assemble the batch. Batches of one row never mix items.
   void check_fits_others(const Item& item) const {
     if (turns_.empty() || options_.maximum_batch_size == 1) return;
     check_fits(item.nest, queues_.at(turns_.front()).back().item->nest, batch_dim_);
@@ -345,7 +346,8 @@ class RowQueue {
     }
   }
 
-  // In rounds: each client in turn gets an equal share of what is left, until nothing is.
+  // Takes rows in rounds: each client in turn gets an equal share of the places that are left,
+  // until there are no places or no rows.
   std::vector<Piece> take(std::int64_t maximum) {
     std::vector<Piece> pieces;
     while (maximum > 0 && !turns_.empty()) {
@@ -366,7 +368,7 @@ class RowQueue {
     return pieces;
   }
 
-  // Returns how many rows it took.
+  // Returns the number of rows that it took.
   std::int64_t take_from(ClientQueue& queue, std::int64_t maximum, std::vector<Piece>& pieces) {
     std::int64_t taken = 0;
     while (taken < maximum && !queue.empty()) {
@@ -388,14 +390,14 @@ class RowQueue {
   QueueOptions options_;
   Condition rows_;                                        // For consumers.
   std::unordered_map<std::int64_t, ClientQueue> queues_;  // Of each client that has rows waiting.
-  std::deque<std::int64_t> turns_;  // These clients; whose turn it is comes first.
-  std::list<Producer*> producers_;  // Who is held back, the oldest first.
-  std::list<Producer*> taken_;      // Whose items are in batches that consumers are busy with.
+  std::deque<std::int64_t> turns_;  // These clients, in the order of their turns.
+  std::list<Producer*> producers_;  // Those that are held back, the oldest first.
+  std::list<Producer*> taken_;      // Those whose items are in batches that consumers work on.
   std::int64_t num_rows_ = 0;       // Rows that wait; ...
   std::int64_t num_held_rows_ = 0;  // ... of these, those whose producers are held back.
   std::list<Member*> members_;
-  std::int64_t num_expected_rows_ = 0;                  // Of members.
-  std::atomic<std::int64_t> num_consumers_waiting_{0};  // A wait may end without the lock.
+  std::int64_t num_expected_rows_ = 0;                  // Of the members that are expected.
+  std::atomic<std::int64_t> num_consumers_waiting_{0};  // Atomic: poll() throws without the lock.
   bool closed_ = false;
 };
 

@@ -1,5 +1,6 @@
-// The sizes of an array's dimensions, or its strides. Few numbers stand in the object itself: nests
-// of arrays are sliced and copied at every step, and memory from the heap would take most of that.
+// The sizes of an array's dimensions, or its strides. A few numbers are stored in the object
+// itself: nests of arrays are sliced and copied at every step, and allocating memory would take
+// most of that time.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +42,7 @@ class Shape {
 
   std::size_t size_ = 0;
   std::array<std::int64_t, kFew> few_{};
-  std::vector<std::int64_t> many_;  // If there are more.
+  std::vector<std::int64_t> many_;  // Used instead if there are more.
 };
 
 }  // namespace torchbeast

@@ -1,5 +1,5 @@
-// A memcpy that writes past the caches, for targets that no cache could hold anyway: a processor
-// need not read the memory that it is about to overwrite, which saves a third of the traffic.
+// A memcpy that writes past the caches, for targets larger than any cache: the processor need not
+// read the memory that it is about to overwrite, which saves a third of the memory traffic.
 #pragma once
 
 #include <algorithm>

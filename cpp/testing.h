@@ -1,4 +1,4 @@
-// Helpers of the C++ tests: small arrays that own their memory, of int32 unless said, and nests of
+// Helpers of the C++ tests: small arrays that own their memory, int32 by default, and nests of
 // them.
 #pragma once
 

@@ -19,12 +19,13 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "shar
 
 using std::chrono::nanoseconds;
 
-// The word while it is the agent's turn, and the rows were taken: kAgent to all but the actor.
+// The word while the agent has the turn and the actor has taken the rows. It is not a state: only
+// wait_for_rows() distinguishes it from kAgent.
 constexpr std::uint32_t kTaken = Turn::kClosed + 1;
 
 constexpr std::uint32_t kAgentSide = 1, kEnvironmentSide = 2, kBothSides = 3;
 
-// Another process may write anything: what is no state is the end.
+// Another process may write any number: one that is not a state counts as kClosed.
 Turn::State state_of(std::uint32_t word) {
   if (word == kTaken) return Turn::kAgent;
   return word > Turn::kClosed ? Turn::kClosed : static_cast<Turn::State>(word);
@@ -138,7 +139,7 @@ std::optional<Turn::State> Turn::wait_for_rows(Clock::time_point deadline) const
   return state_of(word);
 }
 
-// The first word at which it is over, or the word when the time is.
+// Waits until is_over(word); returns the word, at the latest at the deadline.
 template <typename IsOver>
 std::uint32_t Turn::wait(std::uint32_t side, Clock::time_point deadline, IsOver is_over) const {
   for (;;) {

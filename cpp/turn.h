@@ -5,11 +5,12 @@
 //     ▲                      └───────┬───────────┘
 //     └──open rollout padded── kGone ◄┘ the environments are gone        any ──► kClosed
 //
-// There is no lock: whoever has the turn owns the lane's memory, and passing it on is one atomic
-// step. A process that is killed keeps its turn, and its supervisor turns that into kGone.
+// There is no lock: the side that has the turn owns the lane's memory, and passes the turn in one
+// atomic step. A process that is killed keeps its turn until its supervisor calls abandon(), which
+// sets kGone.
 //
-// The actor takes rows once: then it sleeps until the next ones are there, and who has the agent's
-// answer passes the turn without waking it.
+// The actor marks rows that it has shown to the agent as taken, and sleeps until the next rows
+// come. The thread that has the agent's answer passes the turn without waking the actor.
 #pragma once
 
 #include <atomic>
@@ -31,27 +32,30 @@ class Turn {
 
   State state() const;
 
-  // Passes the turn on and wakes the side that gets it. False, and nothing done, if it is not
-  // `from`.
+  // Changes the state from `from` to `to` and wakes the side that gets the turn. Returns false, and
+  // does nothing, if the state is not `from`.
   bool pass(State from, State to) const;
 
-  // The agent's side has seen the rows: wait_for_rows() waits for others. The turn stays its own.
+  // For the agent's side, which keeps the turn: marks the rows as taken, so that wait_for_rows()
+  // waits for the next ones.
   void take_rows() const;
 
-  // The environments are gone, whoever had the turn; a closed lane stays closed.
+  // Sets kGone, whichever side has the turn: the environments are gone. A closed lane stays closed,
+  // a free one free.
   void abandon() const;
 
-  // The end, whoever had the turn.
+  // Sets kClosed, whichever side has the turn.
   void close() const;
 
-  // For both sides: waits for another state and returns it, or the same when the time is over.
+  // For both sides: waits for a state other than `state`. Returns the state, at the latest at the
+  // deadline.
   State wait_while(State state, Clock::time_point deadline) const;
 
-  // The environments' side, after it has passed its rows: as wait_while(kAgent).
+  // For the environments' side, after it has passed the turn: as wait_while(kAgent).
   State wait_for_actions(Clock::time_point deadline) const;
 
-  // The agent's side: kAgent when there are rows that were not taken, kGone or kClosed; nothing
-  // when the time is over.
+  // For the agent's side: returns kAgent when there are rows that were not taken, kGone or kClosed;
+  // nothing at the deadline.
   std::optional<State> wait_for_rows(Clock::time_point deadline) const;
 
  private:
@@ -62,9 +66,9 @@ class Turn {
   std::shared_ptr<const void> owner_;
 };
 
-// How a thread sleeps until a word changes that another process may write. The system's futex where
-// there is one, else looking again and again, less and less often. Sides are bits: a wake is for
-// those who wait on one of its sides.
+// How a thread sleeps until another process changes a word: with the system's futex where there is
+// one, else by polling at growing intervals. Sides are bits: wake() is for the threads that wait
+// with one of its sides.
 struct WordWaiter {
   void (*wait)(std::atomic<std::uint32_t>& word, std::uint32_t value, std::uint32_t side,
                std::chrono::nanoseconds time);
@@ -74,7 +78,7 @@ struct WordWaiter {
 const WordWaiter& polling_waiter();
 const WordWaiter& system_waiter();  // The futex on Linux, polling elsewhere.
 
-// For tests of the one that this system would not use; call it before any thread waits.
+// Lets tests use the waiter that this system does not use. Call it before any thread waits.
 void use_waiter(const WordWaiter& waiter);
 
 }  // namespace torchbeast

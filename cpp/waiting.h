@@ -1,4 +1,4 @@
-// Waiting on a condition variable with a deadline, and with a look around every now and then.
+// Waiting on a condition variable with a deadline, and with a callback at regular intervals.
 #pragma once
 
 #include <chrono>
@@ -19,12 +19,13 @@ using Clock = std::chrono::steady_clock;
 #endif
 
 // Called about ten times a second in threads that must also react to something else while they wait
-// (Python's main thread: to signals). May throw, which ends the wait. Empty: nothing to look for.
+// (Python's main thread: to signals). An exception ends the wait. If it is empty, there are no
+// calls.
 using Poll = std::function<void()>;
 constexpr std::chrono::milliseconds kPollInterval{100};
 
-// A condition variable that a forked child may let go of: the system's own would wait there for
-// threads to leave that are not in that process.
+// A condition variable that a forked child may destroy. Destroying a std::condition_variable there
+// would wait for threads that exist only in the parent.
 class Condition {
  public:
   Condition() : condition_(new std::condition_variable) {}
@@ -68,7 +69,7 @@ bool wait(Condition& condition, std::unique_lock<std::mutex>& lock,
     try {
       poll();
     } catch (...) {
-      condition.notify_one();  // Somebody else may have to take the wake-up meant for us.
+      condition.notify_one();  // Passes on a wake-up that this thread may have got.
       throw;
     }
     lock.lock();

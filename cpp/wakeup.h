@@ -1,5 +1,5 @@
-// A wakeup for whoever waits for many lanes at once: a descriptor that its event loop watches,
-// written to when a lane's turn was passed to the environments.
+// Wakes an event loop that waits for many lanes at once: it watches a descriptor, which is written
+// to when a lane's turn has been passed to the environments.
 #pragma once
 
 #include <fcntl.h>
@@ -23,7 +23,7 @@ class Wakeup {
   void notify() const {
     if (!fd_) return;
     const std::uint64_t one = 1;
-    // A full descriptor has been written to and not been read yet: nothing is lost.
+    // If the descriptor is full, earlier wake-ups have not been read yet: nothing is lost.
     [[maybe_unused]] const auto written = ::write(*fd_, &one, sizeof(one));
   }
 

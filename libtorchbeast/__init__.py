@@ -1,15 +1,15 @@
 """The data plane: moves nests of tensors between threads, in batches, outside the interpreter lock.
 
-Knows no machine learning. The queues are C++ (cpp/); docs/cpp_core.md says how they work.
+It contains no machine learning. The queues are C++ (cpp/); docs/cpp_core.md describes them.
 
-What is exported is imported when it is first used. Processes that need only the pure Python parts
-(rows, groups, seeding, tree) load neither compiled code nor gRPC.
+Exported names are imported on first use, so processes that need only the pure Python parts (rows,
+groups, seeding, tree) load neither compiled code nor gRPC.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import libtorchbeast.grpc_forks  # noqa: F401  (forks of this program are to be known)
+import libtorchbeast.grpc_forks  # noqa: F401  (registers hooks for forks)
 
 if TYPE_CHECKING:
     from libtorchbeast._C import (
@@ -42,15 +42,15 @@ _MODULES = {
     "ActorPool": "libtorchbeast.actor_pool",
     "Security": "libtorchbeast.rpc.security",
     "Server": "libtorchbeast.rpc.env_server",
-}  # all others are compiled
+}  # all other names are in the compiled module
 
-if not TYPE_CHECKING:  # or mypy would take any name for one of ours
+if not TYPE_CHECKING:  # with a module's __getattr__, mypy would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = importlib.import_module(_MODULES.get(name, "libtorchbeast._C"))
-        value = globals()[name] = getattr(module, name)  # found here the next time
+        value = globals()[name] = getattr(module, name)  # later accesses find it there
         return value
 
     def __dir__() -> list[str]:

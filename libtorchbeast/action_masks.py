@@ -1,10 +1,11 @@
-"""Which actions are possible: masks from wherever environments offer them, in one form.
+"""Action masks: read from wherever an environment offers them, added to its frames in one form.
 
-An environment has a part `action_mask` in its dict observation, or `info["action_mask"]`, or a
-method `action_masks()`. In rows it is always the part `action_mask` of the frame: bools
-[num_choices], those of each choice one after the other, arrays in the order of `leaves_of`.
+An environment offers its mask as the part `action_mask` of a dict observation, as
+`info["action_mask"]`, or by a method `action_masks()`. In rows the mask is always the part
+`action_mask` of the frame: bools [num_choices], true where an action is possible. The bools of all
+choices are concatenated, arrays in the order of `leaves_of`.
 
-Nothing here is compiled, and nothing needs more than NumPy.
+Pure Python; needs only NumPy.
 """
 
 from collections.abc import Callable
@@ -16,15 +17,15 @@ from libtorchbeast.specs import ACTION_MASK, ArraySpec, UnknownSpace, describe
 from libtorchbeast.tree import leaves_of
 
 METHOD = "action_masks"
-OBSERVATION = "observation"  # the key of what is no dict, beside its mask
+OBSERVATION = "observation"  # key of an observation that was not a dict, beside its mask
 
 
 class WrongMask(UnknownSpace):
-    """A mask that does not fit the actions: an environment that is rebuilt would have no other."""
+    """A mask does not fit the action's spec; rebuilding the environment would not help."""
 
 
 class ActionMasks:
-    """Takes the masks of environments of one kind, and puts them into their observations."""
+    """Reads and checks the masks of environments of one kind; adds them to their observations."""
 
     def __init__(self, action: Any, place: str) -> None:
         """`action` is the spec of the agents' action; `place` is where the mask comes from."""
@@ -39,15 +40,19 @@ class ActionMasks:
         self._choices, self._starts = _find_choices(action)
 
     def add(self, env: Any, observation: Any, info: Any, is_last: bool = False) -> Any:
-        """The observation as a dict, with its mask as bools.
+        """Return the observation as a dict with its mask as bools.
 
-        After the last observation of an episode no action is taken: there nothing need be allowed.
+        `is_last`: no action follows this observation, so its mask may allow none.
         """
         mask = self.find(env, observation, info)
         return with_mask(observation, self.check(_flatten(self._action, mask), is_last))
 
     def check(self, masks: np.ndarray, is_last: Any = False) -> np.ndarray:
-        """Of numbers [..., num_choices], bools that leave something at each choice."""
+        """Return masks [..., num_choices] as bools that allow an action at each choice.
+
+        Where `is_last`, a mask that allows no action becomes one that allows all. Elsewhere it
+        raises ValueError; a wrong size or a value that is neither 0 nor 1 raises `WrongMask`.
+        """
         if masks.shape[-1] != self._size:
             raise WrongMask(
                 f"The action_mask from {self.place} must have {self._size} numbers for actions "
@@ -71,18 +76,18 @@ class ActionMasks:
         return np.where(allows[..., None], masks, True)
 
     def allow(self, masks: np.ndarray) -> Any:
-        """Whether bools [..., num_choices] leave something at each choice, [...]."""
-        if not len(self._starts):  # bits, which may all be 0
+        """Whether masks [..., num_choices] allow an action at each choice; bools [...]."""
+        if not len(self._starts):  # only bits (MultiBinary), which may all be 0
             return np.ones(masks.shape[:-1], np.bool_)
         return np.logical_or.reduceat(masks[..., self._choices], self._starts, -1).all(-1)
 
     def spec(self, observation: Any) -> Any:
-        """The spec of an observation with its mask; None if there is none of the observation."""
+        """Add the mask's spec to an observation's spec; None if the latter is None."""
         mask = ArraySpec("bool", (self._size,))
         return None if observation is None else with_mask(observation, mask)
 
     def find(self, env: Any, observation: Any, info: Any) -> Any:
-        """The mask as the environment has it."""
+        """The mask as the environment gives it; ValueError if it is missing."""
         if self.place == METHOD_PLACE:
             return find_method(env)()  # type: ignore[misc]
         place = observation if self.place == OBSERVATION_PLACE else info
@@ -98,7 +103,7 @@ OBSERVATION_PLACE, INFO_PLACE, METHOD_PLACE = "the observation", "info", f"{METH
 
 
 def find_masks(env: Any, observation: Any, info: Any, action: Any) -> ActionMasks | None:
-    """By what an environment says at its first reset."""
+    """Find out at an environment's first reset where it offers masks; None if it offers none."""
     if isinstance(observation, dict) and ACTION_MASK in observation:
         if len(observation) == 1:
             raise WrongMask(
@@ -111,7 +116,7 @@ def find_masks(env: Any, observation: Any, info: Any, action: Any) -> ActionMask
 
 
 def expect_no_mask(info: Any) -> None:
-    """For the first step of an environment that has no mask so far; raises `WrongMask`."""
+    """Raise `WrongMask` if an environment without a mask at reset has one after its first step."""
     if isinstance(info, dict) and ACTION_MASK in info:
         raise WrongMask(
             "An environment with info['action_mask'] must have one at reset, too, got the first "
@@ -121,8 +126,8 @@ def expect_no_mask(info: Any) -> None:
 
 
 def find_method(env: Any) -> Callable[[], Any] | None:
-    """The environment's, through its wrappers."""
-    if hasattr(env, "has_wrapper_attr"):  # Gymnasium's wrappers pass no attribute on
+    """The environment's method `action_masks`, also from below its wrappers; None without one."""
+    if hasattr(env, "has_wrapper_attr"):  # Gymnasium's wrappers do not forward attributes
         method = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
     else:
         method = getattr(env, METHOD, None)
@@ -136,12 +141,12 @@ def with_mask(observation: Any, mask: Any) -> dict[str, Any]:
 
 
 def count_choices(action: Any) -> int:
-    """How many numbers the mask of such an action has; 0 if it cannot be masked."""
+    """The number of values in the mask of such an action; 0 if it cannot be masked."""
     return sum(leaf.num_choices for _, leaf in leaves_of(action))
 
 
 def first_allowed(action: ArraySpec, masks: np.ndarray) -> np.ndarray:
-    """For each of `masks` [K, num_choices], some action [K, *shape] of an array that it allows."""
+    """One allowed action of an array for each of `masks` [K, num_choices]; [K, *shape]."""
     if action.is_bits:
         return np.zeros((len(masks), *action.shape), action.dtype)
     parts = np.split(masks, np.cumsum(action.num_categories)[:-1], axis=-1)
@@ -150,9 +155,9 @@ def first_allowed(action: ArraySpec, masks: np.ndarray) -> np.ndarray:
 
 
 def _flatten(action: Any, mask: Any) -> np.ndarray:
-    """One array of a mask that is nested like the action, or flat already.
+    """Concatenate a mask that is nested like the action, or flat already, to one array.
 
-    A part that is missing or None allows everything, which is all that can be said of a Box.
+    A part that is missing or None allows everything; a Box can have no other mask.
     """
     if type(mask) is np.ndarray:
         return mask.reshape(-1)
@@ -162,14 +167,14 @@ def _flatten(action: Any, mask: Any) -> np.ndarray:
         parts = [(action[key], mask.get(key)) for key in sorted(action)]
     elif isinstance(action, (tuple, list)) and len(action) == len(mask):
         parts = list(zip(action, mask, strict=True))
-    else:  # also a tuple of masks for a MultiDiscrete, as Gymnasium's own have it
+    else:  # also a tuple of masks for a MultiDiscrete, which is Gymnasium's format
         leaves = [np.asarray(leaf).reshape(-1) for _, leaf in leaves_of(mask)]
         return np.concatenate(leaves) if leaves else np.zeros(0, np.bool_)
     return np.concatenate([_flatten(*part) for part in parts])
 
 
 def _find_choices(action: Any) -> tuple[Any, np.ndarray]:
-    """Which of a mask's numbers belong to choices among several, and where each of them begins."""
+    """The indices of a mask's values that are not bits, and where each choice begins in them."""
     is_choice: list[bool] = []
     sizes: list[int] = []
     for _, leaf in leaves_of(action):

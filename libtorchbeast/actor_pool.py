@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 JOIN_S = 30.0
-MAX_GROUP = 1 << 32  # environments of a lane, at most
-MAX_LANES = 10_000  # whose clients are known: clients may come and go for ever
+MAX_GROUP = 1 << 32  # more than the environments of any lane: source = lane * MAX_GROUP + number
+MAX_LANES = 10_000  # at most so many are remembered: clients may come and go for ever
 
 
 class ActorPool(_C.ActorPool):
@@ -31,8 +31,8 @@ class ActorPool(_C.ActorPool):
     The agent consumes `inference_batcher`: it gets `(row, agent_state)`, all [1, B, ...], and
     answers `(output, new_agent_state)`, where output has an "action". The learner consumes
     `learner_queue`: it gets `((rows, outputs), agent_state)` with T+1 rows, where output t led to
-    row t, and the agent's state before row 0. A row is a dict (rows.py), and so is an output. Its
-    `source` is a number for each environment, which `name_source` makes a name of.
+    row t, and the agent's state before row 0. A row is a dict (rows.py), and so is an output. The
+    field `source` of a row has a number for each environment; `name_source` turns it into a name.
 
     For environments at `env_server_addresses` both are tuples, as in TorchBeast: a row is
     (frame, reward, done, episode_step, episode_return), an output (action, ...).
@@ -47,27 +47,27 @@ class ActorPool(_C.ActorPool):
         initial_agent_state: Any = (),
         security: "Security | None" = None,
     ) -> None:
-        """Each address is `unix:/path` or `host:port`; a `Server` gets one stream for each."""
+        """Each address is `unix:/path` or `host:port`; one stream to a `Server` for each entry."""
         super().__init__(unroll_length, learner_queue, inference_batcher, initial_agent_state)
         self._unroll_length = unroll_length
         self._initial_state = initial_agent_state
         self._addresses = list(env_server_addresses)
         self._security = security
         self.offer_model: Callable[[], ModelOffer] | None = None
-        """What actors that carry the model must know; None: the learner takes none."""
+        """Returns what actors that carry the model need; None: the learner accepts none."""
         self._num_lanes = 0
         self._numbers = itertools.count(1)
-        self._clients = {"": 0}  # and their numbers, which are not used again
+        self._clients = {"": 0}  # the number of each client in the queues; never reused
         self._client_of_lane: dict[int, str] = {}
         self._lanes: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
         self._taken: weakref.WeakKeyDictionary[Lane, InfoSums] = weakref.WeakKeyDictionary()
 
     def add_lane(self, lane: Lane) -> None:  # type: ignore[override]
-        """Start an actor for a lane; from one that has whole rollouts they go to the learner."""
+        """Start an actor for a lane. Whole rollouts (`has_rollouts`) go straight to the learner."""
         number, self._num_lanes = self._num_lanes, self._num_lanes + 1
         self._lanes[number] = lane
         self._remember_client(number, lane.client)
-        # In no lane's memory, and the same at each step: the actor takes it for part of the row.
+        # Not in the lane's memory: a constant array that the actor copies like a field of the row.
         source = number * MAX_GROUP + np.arange(lane.num_envs, dtype=np.int64)
         if not lane.has_rollouts:
             self._add(lane, {**lane.rows, "source": source})
@@ -81,23 +81,23 @@ class ActorPool(_C.ActorPool):
 
     @property
     def brings_rollouts(self) -> bool:
-        """Whether somebody brings whole rollouts now: an actor that carries the model."""
+        """Whether an actor that carries the model, and so sends whole rollouts, is connected."""
         lanes = [lane for lane in list(self._lanes.values()) if lane.has_rollouts]
         return any(lane.turn.state in (AGENT, ENVIRONMENT) for lane in lanes)
 
     def client_of(self, source: int) -> str:
-        """Whose environment is behind a number in rows; see `Lane.client`."""
+        """The client (`Lane.client`) of the environment that a row's `source` number denotes."""
         return self._client_of_lane.get(source // MAX_GROUP, "")
 
     def name_source(self, source: int) -> str:
-        """The environment behind a number in rows, for people."""
+        """A readable name, for logs, of the environment that a row's `source` number denotes."""
         number, environment = divmod(source, MAX_GROUP)
         lane = self._lanes.get(number)
         who = lane.name if lane is not None and lane.name else f"lane {number}"
         return f"environment {environment} of {who}"
 
     def take_info(self) -> InfoSums:
-        """Sums over the episodes that ended since the last call, of the numbers in their `info`."""
+        """Sums of the numbers in `info`, over the episodes that ended since the last call."""
         news: InfoSums = {}
         for lane in list(self._lanes.values()):
             now, before = lane.read_info(), self._taken.get(lane, {})
@@ -106,15 +106,15 @@ class ActorPool(_C.ActorPool):
             self._taken[lane] = now
             for name, (total, count) in now.items():
                 old_total, old_count = before.get(name, (0.0, 0))
-                if count > old_count:  # one lane's many names take no places of another's
+                if count > old_count:  # without a limit: lanes do not compete for places
                     add_sums(news, {name: (total - old_total, count - old_count)}, most=None)
         return news
 
     def run(self) -> None:
-        """Wait until a queue is closed and all actors have ended; raise what went wrong in one.
+        """Wait until a queue is closed and all actors have ended; raise an actor's exception.
 
-        With addresses: an exception in an environment is a RuntimeError here. A server that is
-        not there yet, or goes away, is called again and again.
+        With addresses, an exception in an environment is raised here as RuntimeError. A server
+        that is not up yet, or goes away, is dialled until it answers.
         """
         if not self._addresses:
             super().run()
@@ -168,7 +168,7 @@ class ActorPool(_C.ActorPool):
         )
 
     def _remember_client(self, number: int, client: str) -> None:
-        """Of a lane, for longer than it is there: its rollouts may still be on their way."""
+        """Remember a lane's client, also after the lane is gone: rollouts may still be queued."""
         self._client_of_lane[number] = sys.intern(client)
         if len(self._client_of_lane) > MAX_LANES:
             gone = next((n for n in self._client_of_lane if n not in self._lanes), None)
@@ -176,7 +176,7 @@ class ActorPool(_C.ActorPool):
                 del self._client_of_lane[gone]
 
     def _number_of(self, client: str) -> int:
-        """By which the queues know whose rows are whose."""
+        """The number of a client in the queues; a client without one gets the next."""
         if client not in self._clients:
             self._clients[client] = next(self._numbers)
             if len(self._clients) > MAX_LANES:

@@ -2,9 +2,9 @@
 
     play   the one loop: rows are shown over a link, actions come back, the group takes a step
 
-Links: a lane (lane_scheduler.py), a gRPC stream that dialled or was dialled (rpc/grpc_streams.py).
-What is the same on all of them stands here and in groups.py: seeds, what happens to
-environments that raise or hang, and who hears of it.
+Links are lanes (lane_scheduler.py) and gRPC streams in either direction (rpc/grpc_streams.py).
+This file and groups.py have what is the same on all links: seeds, and what happens when an
+environment raises or hangs.
 
 Started by a supervisor as `python -m libtorchbeast.env_host CONFIG`: with lanes it is a worker of
 the learner on this machine; with an address it listens there for a learner, or dials one. It
@@ -36,22 +36,23 @@ from libtorchbeast.tree import leaves_of
 if TYPE_CHECKING:
     from libtorchbeast.rpc.security import Security
 
-# Of workers, which share their cores with the learner. All others wait for it if it has to wait for
-# a core: Pong made 16% more steps on two cores than with equal rights, and 6% more with 10.
+# The niceness of workers, which share their cores with the learner: if the learner waits for a
+# core, all other processes soon wait for the learner. On two cores Pong makes 16% more steps a
+# second with 5 than with 0, and 6% more with 10 than with 0.
 NICENESS = 5
 
 
 class BadAnswer(Exception):
-    """What came from an agent breaks a rule, and reaches no environment."""
+    """An agent sent invalid actions; they are not passed to the environments."""
 
 
 class Link(Protocol):
-    """A way to an agent."""
+    """A connection to an agent, which takes rows and returns actions."""
 
     async def show(self, row: Row, info: InfoSums) -> Any:
-        """The agent's actions for a row. Raises when the link is over.
+        """Send a row and return the agent's actions for it; raise when the link has ended.
 
-        `info` is of the episodes that ended in this step; it need not arrive with the row.
+        `info` is of the episodes that ended in this step. It may arrive later than the row.
         """
 
 
@@ -61,9 +62,9 @@ async def play(
     beat: Callable[[], None] = lambda: None,
     knows_truncation: bool = True,
 ) -> None:
-    """Step a group with an agent's actions, until the link ends. `beat` says that it goes on.
+    """Step a group with an agent's actions until the link ends; call `beat` after each step.
 
-    `BadAnswer` if an action is none of the environments'; they keep their episodes.
+    Raises `BadAnswer` if an action is invalid; the environments keep their episodes.
     """
     check = ActionCheck(group.spec.action)
     row = group.start()
@@ -76,7 +77,7 @@ async def play(
 
 
 class ActionCheck:
-    """Whether numbers are actions of some environments. Links see to dtypes and shapes."""
+    """Raises `BadAnswer` for actions out of range. Dtypes and shapes are checked by links."""
 
     def __init__(self, spec: Any) -> None:
         self._num_actions = count_actions(spec)
@@ -85,7 +86,7 @@ class ActionCheck:
 
     def __call__(self, actions: Any) -> None:
         if self._is_fast:
-            # A list of few is looked through before NumPy has started.
+            # For a short list, Python's min and max are faster than NumPy's.
             numbers = actions if type(actions) is list else actions.tolist()
             if min(numbers) < 0 or max(numbers) >= self._num_actions:
                 self._check_leaf(self._leaves[0], np.asarray(actions))
@@ -94,7 +95,7 @@ class ActionCheck:
             self._check_leaf(leaf, array)
 
     def _check_leaf(self, leaf: ArraySpec, array: np.ndarray) -> None:
-        """Categories are what they are; quantities out of bounds are the environment's to clip."""
+        """Check that categories are in range and floats finite (clipped later, see specs.py)."""
         if leaf.num_categories:
             largest = np.reshape(leaf.num_categories, leaf.shape) - 1
             bad = (array < 0) | (array > largest)
@@ -107,25 +108,25 @@ class ActionCheck:
 
 @dataclass(frozen=True)
 class HostConfig:
-    """All that a host needs to know; goes to it as JSON."""
+    """The configuration of a host, passed to its process as JSON."""
 
     name: str
     factory: str
-    """`package.module:function`, called with num_envs, seed and `factory_options`; and with `data`,
-    bytes, if the parent process has some for it."""
+    """`package.module:function`, called with num_envs, seed and `factory_options`, and with `data`
+    (bytes) if the parent process has sent any."""
     factory_options: dict[str, Any]
     num_envs: int
-    """Of a group."""
+    """The number of environments in a group."""
     num_groups: int
     seed: int
     lane_fds: list[int] = field(default_factory=list)
-    """A worker's lanes, one a group; each environment is like `spec`."""
+    """Descriptors of a worker's lanes, one for each group; `spec` is that of each environment."""
     spec: Any = None
     address: str = ""
-    """Else: where to listen, or what to dial."""
+    """For a host without lanes: the address to listen at, or to dial."""
     dial: bool = False
     is_first_start: bool = True
-    """Else what cannot be had now could be had before: it is worth another try."""
+    """False after a restart: the address could be used before, so failing now is worth a retry."""
     security: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -134,12 +135,12 @@ class HostConfig:
     def make_group(
         self, number: int, beat: Callable[[], None], rebuild: bool = True, data: bytes = b""
     ) -> Group:
-        """Environments with seeds of their own; `data` is the parent process's."""
+        """Make the group with this number, with its own seed; `data` goes to the factory."""
         options = {**self.factory_options, **({"data": data} if data else {})}
 
         def make(seed: int) -> Any:
             HEARTBEAT.set(beat)
-            beat()  # whatever went before took its time
+            beat()  # the watchdog's time for making them begins now
             return make_environments(self.factory, self.num_envs, seed, **options)
 
         group = Group(make, derive_seed(self.seed, number), rebuild)
@@ -148,7 +149,7 @@ class HostConfig:
 
 
 def run_worker(config: HostConfig, line: SupervisorLine) -> None:
-    """Play on the learner's own lanes until they are closed."""
+    """Be a worker: play on the learner's lanes until they are closed."""
     os.nice(NICENESS)
     from libtorchbeast.lane_scheduler import LaneLink, LaneScheduler
     from libtorchbeast.shared_lanes import Lane, LaneClosed
@@ -183,7 +184,7 @@ def run_at_address(config: HostConfig, line: SupervisorLine) -> None:
 
 
 def run_client(config: HostConfig, line: SupervisorLine, security: "Security") -> None:
-    """Dial. `FalseStart` if it is the environments' own fault that it ends."""
+    """Dial a learner. Raises `FalseStart` if the environments failed and have never worked."""
     from libtorchbeast.rpc.env_client import EnvironmentClient
 
     groups: list[Group] = []
@@ -207,7 +208,7 @@ def run_client(config: HostConfig, line: SupervisorLine, security: "Security") -
 
 
 def run_server(config: HostConfig, line: SupervisorLine, security: "Security") -> None:
-    """Listen. The first start ends the program if the address cannot be had."""
+    """Listen for a learner. Exit with `CANNOT_WORK` if the first start cannot use the address."""
     from libtorchbeast.rpc.env_server import EnvironmentServer
 
     numbers = itertools.count()
@@ -240,7 +241,7 @@ class FalseStart(Exception):
 
 
 def is_false_start(error: Exception, groups: list[Group], num_groups: int) -> bool:
-    """Whether it is the environments' own fault, and they have never worked."""
+    """Whether the environments have caused `error` and have never worked in this process."""
     if len(groups) == num_groups:
         return isinstance(error, Broken) and not any(group.has_worked for group in groups)
     return getattr(error, "errno", None) not in NO_ROOM and not isinstance(error, MemoryError)
@@ -255,14 +256,14 @@ def main(text: str) -> None:
 
 
 def run_and_exit(run: Callable[[], None], line: SupervisorLine) -> None:
-    """The whole life of a process that steps environments."""
+    """Call `run`, send a failure to the supervisor's log, and exit this process."""
     try:
         run()
     except Exception as error:
         cause = error.__cause__ if isinstance(error, FalseStart) else None
         line.send(logging.WARNING, describe_failure(cause or error))
         sys.stderr.flush()
-        # Without waiting for what environments have left in other threads.
+        # Not sys.exit(), which would wait for threads that environments have started.
         os._exit(1 if cause is None else NEVER_WORKED)
     os._exit(0)
 

@@ -17,7 +17,7 @@ JOIN_S = 10.0  # how long to wait for workers whose lanes were closed
 
 @dataclass(frozen=True)
 class WorkersConfig:
-    """What the workers do: `num_groups` of environments, dealt out to `num_workers`."""
+    """The configuration of the workers, which share `num_groups` groups of environments."""
 
     factory: str
     """`package.module:function` that makes a group of environments (see HostConfig)."""
@@ -28,15 +28,15 @@ class WorkersConfig:
     envs_per_group: int
     seed: int
     env_timeout_s: float = 120.0
-    """A worker whose environments do nothing for so long is killed and restarted."""
+    """A worker without a heartbeat for so long is killed and restarted."""
     factory_data: bytes = b""
-    """For the factory, too: what has no place in options."""
+    """Bytes for the factory, such as a pickled function, which JSON options cannot hold."""
     output_path: Path | None = None
-    """What environments print is kept there; None: it goes where ours goes."""
+    """The file for what environments print; None: they print to this process's stdout."""
 
 
 class Workers:
-    """The workers as the learner's process sees them. Nothing is started before `poll`."""
+    """The learner's side of its workers. No process is started before `poll`."""
 
     def __init__(self, config: WorkersConfig) -> None:
         self._config = config

@@ -1,10 +1,11 @@
 """Numbers in `info` at the end of episodes: summed by hosts, averaged in the learner's logs.
 
-Those in nested dicts have joined names: {"reward_terms": {"speed": 1}} is reward_terms/speed.
-They travel beside the rows, in a lane's header, in a Step or over an actor's pipe. They are
-statistics: nothing says to which rollout they belong. Names are few and short, numbers finite.
+Numbers in nested dicts get joined names: {"reward_terms": {"speed": 1}} is reward_terms/speed.
+They travel beside the rows, in a lane's header, in a gRPC `Step` or over an actor's pipe. They are
+statistics, so no rollout refers to them. The number and the length of names are limited, and the
+numbers must be finite.
 
-Nothing here is compiled, and nothing needs more than NumPy.
+Pure Python; needs only NumPy.
 """
 
 import logging
@@ -15,23 +16,23 @@ import numpy as np
 logger = logging.getLogger("torchbeast")
 
 InfoSums = dict[str, tuple[float, int]]
-"""By name: the sum, and of how many episodes."""
+"""For each name the sum, and the number of episodes in it."""
 
 MAX_NAMES = 32
 MAX_INFO_NAME_BYTES = 48
-MAX_INFO_NUMBER = 1e30  # so that the sum over a group is a float32, which is what the network takes
+MAX_INFO_NUMBER = 1e30  # keeps the sum over a group within float32, the type in messages
 MAX_DEPTH = 4  # of dicts within dicts
 OUR_OWN = ("episode/r", "episode/l", "episode/t")  # return, length and time, by Gymnasium's wrapper
-# What Gymnasium and Stable-Baselines3 put there for their own use, and masks: nobody misses those.
+# Skipped without a report: masks, and what Gymnasium and Stable-Baselines3 add for their own use.
 NOT_FOR_LOGS = {"action_mask", "final_obs", "final_observation", "terminal_observation"}
-MAX_REPORTED = 8  # names of one report
-MAX_REPORTS = 3
+MAX_REPORTED = 8  # names in one report
+MAX_REPORTS = 3  # of a process
 
 
 def add_info(sums: InfoSums, info: Any) -> None:
-    """Take in what one environment said at the end of its episode."""
+    """Add the numbers in one environment's `info` at the end of an episode to `sums`."""
     numbers, others = _split(info)
-    outer_first = sorted(numbers, key=lambda name: name.count("/"))  # for the places there are
+    outer_first = sorted(numbers, key=lambda name: name.count("/"))  # these get places first
     add_sums(sums, {name: (numbers[name], 1) for name in outer_first})
     for name in numbers:
         if name not in sums:
@@ -40,7 +41,7 @@ def add_info(sums: InfoSums, info: Any) -> None:
 
 
 def add_sums(sums: InfoSums, others: InfoSums, most: int | None = MAX_NAMES) -> None:
-    """Add to the sums under names that are known, or find a place."""
+    """Add `others` to `sums`; a new name only while there are fewer than `most`."""
     for name, (total, count) in others.items():
         if name in sums or most is None or len(sums) < most:
             before, number = sums.get(name, (0.0, 0))
@@ -48,7 +49,7 @@ def add_sums(sums: InfoSums, others: InfoSums, most: int | None = MAX_NAMES) -> 
 
 
 def is_name(name: Any) -> bool:
-    """Whether it can be the name of a figure."""
+    """Whether `name` is valid: printable, and of 1 to `MAX_INFO_NAME_BYTES` bytes."""
     return (
         isinstance(name, str)
         and 0 < len(name.encode(errors="replace")) <= MAX_INFO_NAME_BYTES
@@ -57,10 +58,10 @@ def is_name(name: Any) -> bool:
 
 
 def info_of(info: Any, i: int) -> dict[str, Any]:
-    """Of a Gymnasium vector environment's `info`, the one of environment i.
+    """Return environment i's part of the `info` of a Gymnasium vector environment.
 
-    Beside each array `name` [num_envs] stands `_name`, which says who has such a value. Where it
-    has reset the environment already, that of the episode's end is its `final_info`.
+    Each array `name` [num_envs] comes with a mask `_name` of the environments that have a value.
+    If environment i has been reset already, the `info` of its episode's end is in `final_info`.
     """
     if isinstance(info, dict) and "final_info" in info:
         final, has_final = info["final_info"], info.get("_final_info")
@@ -79,14 +80,14 @@ def info_of(info: Any, i: int) -> dict[str, Any]:
 
 
 class _LeftOut:
-    """Says once what cannot be logged; each process does so for its environments."""
+    """Reports once, in each process, which entries of `info` are not logged."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
         self._num_reports = 0
 
     def report(self, others: dict[str, str]) -> None:
-        """`others`: what it is, by name."""
+        """`others`: for each such name, a description of the value."""
         if self._num_reports == MAX_REPORTS or not (others.keys() - self._names):
             return
         new = [f"{name} ({what})" for name, what in others.items() if name not in self._names]
@@ -103,7 +104,7 @@ _left_out = _LeftOut()
 
 
 def _split(info: Any, prefix: str = "", depth: int = 1) -> tuple[dict[str, float], dict[str, str]]:
-    """The numbers by name, also those in dicts; and of all else what it is."""
+    """Return the numbers in `info` by joined name, and descriptions of all other values."""
     numbers: dict[str, float] = {}
     others: dict[str, str] = {}
     for key, value in info.items() if isinstance(info, dict) else ():
@@ -135,7 +136,7 @@ def _describe(value: Any) -> str:
 
 
 def _as_number(value: Any) -> float | None:
-    """A number that stands alone, or None."""
+    """A single number of at most `MAX_INFO_NUMBER` as a float; None for anything else."""
     if not isinstance(value, (bool, int, float, np.number, np.bool_, np.ndarray)):
         return None
     if isinstance(value, np.ndarray) and (value.size != 1 or value.dtype.kind not in "biuf"):

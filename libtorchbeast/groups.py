@@ -1,12 +1,14 @@
-"""Groups of environments, and what happens to those that fail: they are rebuilt, others go on.
+"""Groups of environments that step together, and the policy for environments that fail.
 
-The policy is the same wherever environments are stepped. An environment that raises, returns
-observations of another shape or dtype, or sends numbers that are not finite, beyond 1e9 or none of
-its categories is closed and rebuilt with a new seed; the transition into its first row did not
-happen (`truncated`). One that fails more than `MAX_REBUILDS` times in a row, each time within
-`HEALTHY_STEPS`, raises `Broken`: its worker or client ends, and the supervisor decides; a server
-ends its stream. `Group` applies it to any group as a whole, which is what every host steps;
-`SyncEnvs` (sync_envs.py) to each of its environments, whose neighbours go on.
+The policy is the same wherever environments are stepped. An environment is closed and rebuilt with
+a new seed if it raises, returns an observation of another shape or dtype, or returns a number that
+is not finite, is beyond 1e9, or is none of its categories. The transition into the first row of
+the new environment did not happen (`truncated`). An environment that fails more than
+`MAX_REBUILDS` times in a row, each time within `HEALTHY_STEPS` steps, raises `Broken`. This ends
+the process of a worker or client, which its supervisor may restart; in a server it ends the stream.
+
+Every host steps a `Group`, which applies the policy to the group as a whole. `SyncEnvs`
+(sync_envs.py) applies it to each of its environments, so that the others keep their episodes.
 """
 
 import contextlib
@@ -25,18 +27,18 @@ from libtorchbeast.specs import INT64, describe, spec_of, with_bounds
 
 logger = logging.getLogger("torchbeast")
 
-HEALTHY_STEPS = 20  # after so many, a failure counts as the first one
-MAX_REBUILDS = 3  # in a row, each within so many steps
+HEALTHY_STEPS = 20  # a failure after so many steps without one counts as the first in a row
+MAX_REBUILDS = 3  # in a row
 
 
 class Broken(Exception):
-    """Environments that fail again and again; the cause is their last exception."""
+    """Environments have failed too often in a row; the cause is their last exception."""
 
 
 def describe_failure(error: BaseException) -> str:
-    """The traceback of what ended a process that steps environments; one sentence if it is known.
+    """The traceback of the exception that ended a process that steps environments.
 
-    Of environments that fail again and again, their own traceback, and then that sentence.
+    For `Broken`, the traceback of the environments' exception, then the message of `Broken`.
     """
     if not isinstance(error, Broken) or error.__cause__ is None:
         return "".join(traceback.format_exception(error)).strip()
@@ -44,17 +46,17 @@ def describe_failure(error: BaseException) -> str:
 
 
 class Rebuilds:
-    """Counts the failures of an environment, and says when another rebuild is useless."""
+    """Counts an environment's failures and decides whether it is rebuilt again."""
 
     def __init__(self, name: str) -> None:
-        """`name` is for the log: Environment 3."""
+        """`name` is the environment's name in the log, such as "Environment 3"."""
         self.num_rebuilds = 0
         self._name = name
         self._in_a_row = 0
         self._steps_at_last = 0
 
     def allow(self, error: Exception, num_steps: int) -> None:
-        """Log what happened in step `num_steps`; `Broken` if it keeps happening."""
+        """Log a failure in step `num_steps`; raise `Broken` if it is one too many in a row."""
         healthy = num_steps - self._steps_at_last >= HEALTHY_STEPS
         self._in_a_row = 1 if healthy else self._in_a_row + 1
         self._steps_at_last = num_steps
@@ -67,7 +69,7 @@ class Rebuilds:
         logger.warning("%s failed and is rebuilt with a new seed.", self._name, exc_info=error)
 
     def retry(self, error: Exception, num_steps: int, attempt: Callable[[], Any]) -> Any:
-        """What `attempt` returns at last. A failure on the way there is one more in a row."""
+        """Call `attempt` until it succeeds; return its result. Failures count as in `allow`."""
         while True:
             self.allow(error, num_steps)
             try:
@@ -79,17 +81,17 @@ class Rebuilds:
 
 
 HEARTBEAT: ContextVar[Callable[[], None]] = ContextVar("heartbeat", default=lambda: None)
-"""Of the process that makes environments: the watchdog's time is that of one, not of a group."""
+"""Called before each environment is made, as the watchdog's time limit is for one, not a group."""
 
 
 def make_environments(factory: str, num_envs: int, seed: int, **options: Any) -> Environments:
-    """Call `package.module:function`."""
+    """Make a group by calling the factory, `package.module:function`."""
     module, _, name = factory.partition(":")
     return getattr(importlib.import_module(module), name)(num_envs=num_envs, seed=seed, **options)
 
 
 def spec_of_group(envs: Environments, row: Row) -> Spec:
-    """What environments that give such rows are like."""
+    """The spec of a group, from one of its rows and from what it declares."""
     observation = with_bounds(spec_of(row["frame"]), getattr(envs, "observation_spec", None))
     action = getattr(envs, "action_spec", INT64)
     return Spec(observation, action, getattr(envs, "taken_action", action))
@@ -98,15 +100,15 @@ def spec_of_group(envs: Environments, row: Row) -> Spec:
 class Group:
     """Environments that step together, rebuilt as a whole if they fail as a whole.
 
-    `row` is the newest one. Used by every host of environments, and by MonoBeast's actors.
+    `row` is the newest row. Used by every host, and by MonoBeast's actors.
     """
 
     def __init__(
         self, make: Callable[[int], Environments], seed: int, rebuild: bool = True
     ) -> None:
-        """`make(seed)` makes the environments; what it raises at first is raised here.
+        """`make(seed)` makes the environments; its exceptions are raised here, not retried.
 
-        Without `rebuild`, what the environments raise is raised.
+        Without `rebuild`, nothing is rebuilt: exceptions of the environments are raised.
         """
         self._make = make
         self._seed = seed
@@ -124,7 +126,7 @@ class Group:
 
     @property
     def has_worked(self) -> bool:
-        """Whether it took more steps than one that is `Broken` from its start."""
+        """Whether it has taken more steps than a group that fails from the start can take."""
         return self._num_steps > (MAX_REBUILDS + 1) * HEALTHY_STEPS
 
     @property
@@ -132,14 +134,14 @@ class Group:
         return spec_of_group(self._envs, self.row)
 
     def start(self) -> Row:
-        """The first row of a stream; environments that played before keep their episodes."""
+        """The first row for a new link; environments that played before keep their episodes."""
         if self._has_played:
             self.row = as_first_row(self.row)
         self._has_played = True
         return self.row
 
     def step(self, actions: Any) -> Row:
-        """Take one action in each."""
+        """Take one action in each environment; return their row, also after a rebuild."""
         self._num_steps += 1
         try:
             row = self._envs.step(actions)
@@ -152,18 +154,18 @@ class Group:
         return row
 
     def take_info(self) -> InfoSums:
-        """Sums over the episodes that ended since the last call, of the numbers in their `info`."""
+        """Sums of the numbers in `info`, over the episodes that ended since the last call."""
         return self._take_info()
 
     def close(self) -> None:
-        """Close the environments; what that raises is logged."""
+        """Close the environments; log their exceptions."""
         try:
             self._envs.close()
         except Exception as error:
             logger.warning("An environment failed while it was closed.", exc_info=error)
 
     def _rebuild(self, error: Exception) -> Row:
-        """The first row of new environments."""
+        """Replace the environments, which have failed; return the first row of the new ones."""
 
         def attempt() -> Row:
             close_failed(self._envs)
@@ -173,7 +175,7 @@ class Group:
         return self._rebuilds.retry(error, self._num_steps, attempt)
 
     def _build(self) -> tuple[Environments, Row]:
-        # A new seed each time, or the same bad luck would come again.
+        # A new seed each time: with the same one, the same failure might come again.
         seed = derive_seed(self._seed, self._num_builds)
         self._num_builds += 1
         envs = self._make(seed)
@@ -198,10 +200,10 @@ class Group:
 
 
 def close_failed(envs: Any) -> None:
-    """Close what failed before, so that another failure is no news."""
+    """Close an environment that has failed, and ignore further exceptions."""
     with contextlib.suppress(Exception):
         envs.close()
 
 
 def no_check(unchecked: Any) -> None:
-    """The check of what is not checked here."""
+    """Check nothing: for rows and frames that are checked elsewhere, or not at all."""

@@ -1,6 +1,6 @@
-"""Forks of a program that uses gRPC: what the child must leave alone.
+"""Protects forked children of a program that uses gRPC, in which gRPC would hang or crash.
 
-`import libtorchbeast` is enough for its forks to be known; gRPC is not imported here.
+`import libtorchbeast` registers the hooks for forks. It does not import gRPC.
 """
 
 import contextlib
@@ -9,16 +9,16 @@ import glob
 import os
 import sys
 
-GRPC_THREADS = ("grpc_global_tim", "event_engine")  # names, as far as the kernel keeps them
+GRPC_THREADS = ("grpc_global_tim", "event_engine")  # the kernel keeps 15 characters of a name
 
 
 class GrpcForks:
-    """What a forked process must know of its parent's gRPC, whose threads it does not have.
+    """Whether this process was forked from one that had threads of gRPC, which a fork lacks.
 
-    A `Server` that is forked from a program with gRPC threads does without gRPC at a unix socket.
+    A `Server` in such a process can still listen at a unix socket, where it needs no gRPC.
     """
 
-    had_threads = False  # at the last fork of this process
+    had_threads = False  # whether gRPC's threads ran when this process was last about to fork
     is_child_of_grpc = False
 
     @classmethod
@@ -27,14 +27,14 @@ class GrpcForks:
 
     @classmethod
     def keep_what_grpc_made(cls) -> None:
-        """Objects of the parent's gRPC must not be collected: it would crash."""
+        """In a new child, exempt the parent's gRPC objects from collection, which would crash."""
         if "grpc" in sys.modules:
             gc.freeze()
         cls.is_child_of_grpc = cls.is_child_of_grpc or cls.had_threads
 
     @classmethod
     def check(cls, address: str) -> None:
-        """RuntimeError if gRPC cannot be used here: it would hang, now and then."""
+        """Raise RuntimeError if gRPC must not be used in this process: it might hang."""
         if not cls.is_child_of_grpc:
             return
         rule = "gRPC cannot be used in a process that was forked from one that uses it"
@@ -50,9 +50,9 @@ class GrpcForks:
 
 
 def _has_grpc_threads() -> bool:
-    """They are there while gRPC is in use. (Only Linux says.)"""
+    """Whether gRPC has threads, as it does while it is in use. False on systems without /proc."""
     for path in glob.glob("/proc/self/task/*/comm"):
-        with contextlib.suppress(OSError), open(path) as file:  # it may have ended
+        with contextlib.suppress(OSError), open(path) as file:  # the thread may have ended
             if file.read().strip() in GRPC_THREADS:
                 return True
     return False

@@ -1,12 +1,12 @@
-"""A helper: `python -m module CONFIG`, the usual kind of process that a supervisor keeps alive.
+"""Helpers: processes `python -m module CONFIG` that a supervisor starts and keeps alive.
 
-It neither imports the user's main module nor inherits threads, it has a heartbeat (a counter in
-shared memory that grows while it works), and what it logs and prints comes back over pipes.
+A helper neither imports the user's main module nor inherits threads. Its heartbeat is a counter in
+shared memory that grows while it works; what it logs and prints comes back over pipes.
 
-    Helper           the process as its supervisor sees it
-    SupervisorLine   the same line, from inside
+    Helper           the process, as its supervisor sees it
+    SupervisorLine   the supervisor, as the helper sees it
 
-Nothing here is compiled.
+Pure Python.
 """
 
 import contextlib
@@ -32,20 +32,21 @@ from libtorchbeast.shared_memory import anonymous_memory
 
 logger = logging.getLogger("torchbeast")
 
-KILL_S = 10.0  # for a process that was killed to be gone
-MAX_UNREAD = 1 << 20  # bytes of a line that has no end
-MAX_READS = 64  # of 64 KiB, at once
-LOOK_S = 0.2  # between two looks at whether the parent lives
+KILL_S = 10.0  # how long to wait for the end of a process that was killed
+MAX_UNREAD = 1 << 20  # bytes of a line that are kept while its end has not come
+MAX_READS = 64  # of 64 KiB, in one call
+LOOK_S = 0.2  # between two checks that the parent is alive
 OUTPUT_PIPE_BYTES = 1 << 18
-# The thread that waits for a message reads it from its socket, where other threads of gRPC would.
+# With these experiments off, the thread that waits for a message also reads the socket, in place
+# of gRPC's own threads.
 GRPC_READS_IN_PLACE = "-event_engine_client,-event_engine_listener"
-LAST_TRIED_GRPC = (1, 85)  # later ones may not know these names, and print an error for each
+LAST_TRIED_GRPC = (1, 85)  # later versions may print an error for each name that they do not know
 _PR_SET_PDEATHSIG = 1
-_IOLBF = 1  # stdio.h: by lines
+_IOLBF = 1  # stdio.h: line buffering
 
 
 class Helper:
-    """A process of this package, as its supervisor sees it."""
+    """A helper process, as its supervisor sees it; a `Process` (supervisor.py)."""
 
     def __init__(
         self,
@@ -56,10 +57,10 @@ class Helper:
         catch_output: bool = False,
         data: bytes = b"",
     ) -> None:
-        """Starts it, with these descriptors, this `data` and what Python finds here.
+        """Start the process. It inherits `fds` and sys.path, and gets `config` (JSON) and `data`.
 
-        In a process group of its own: Ctrl-C in a terminal is for its parent alone. With
-        `catch_output` what it prints is for `read_output`, and else goes where ours does.
+        It has its own process group, so that Ctrl-C in a terminal reaches only its parent. With
+        `catch_output`, `read_output` returns what it prints; else it shares our stdout and stderr.
         """
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             line = {"parent": os.getpid()}
@@ -101,7 +102,7 @@ class Helper:
         return int.from_bytes(self._memory[:8], "little")
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end, by SIGTERM."""
         self._process.terminate()
 
     def read_log(self) -> list[tuple[int, str]]:
@@ -115,7 +116,7 @@ class Helper:
             os.killpg(self.pid, signal.SIGKILL)  # also what its environments have started
         try:
             self._process.wait(KILL_S)
-        except subprocess.TimeoutExpired:  # it waits for a device, say, and ends after that
+        except subprocess.TimeoutExpired:  # it is in a system call, which it must finish first
             logger.error("Process %d has not ended %.0f s after SIGKILL.", self.pid, KILL_S)
         self._log.close()
         if self._output is not None:
@@ -124,7 +125,7 @@ class Helper:
 
 
 class PipeReader:
-    """The reading end of a pipe from a process: whole lines, without waiting for any."""
+    """The reading end of a pipe from a process. Reads whole lines, without waiting."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -132,10 +133,10 @@ class PipeReader:
         self._unread = b""
 
     def read_lines(self) -> list[bytes]:
-        """What has come since the last call."""
+        """The lines that have come since the last call."""
         is_over = False
         with contextlib.suppress(BlockingIOError):
-            for _ in range(MAX_READS):  # a process that never stops must not stop us
+            for _ in range(MAX_READS):  # a process that prints without pause must not block us
                 chunk = os.read(self._fd, 1 << 16)
                 is_over = not chunk
                 if is_over:
@@ -152,10 +153,10 @@ class PipeReader:
 
 
 class LogReader(PipeReader):
-    """A process's log: JSON lines, and what faulthandler writes."""
+    """Reads a process's log: lines of JSON, and plain ones that faulthandler writes."""
 
     def read(self) -> list[tuple[int, str]]:
-        """Levels and texts of what has come since the last call."""
+        """Levels and texts of the messages that have come since the last call."""
         records: list[tuple[int, str]] = []
         plain: list[str] = []  # what faulthandler writes
         for line in self.read_lines():
@@ -171,12 +172,12 @@ class LogReader(PipeReader):
 
 
 class OutputReader(PipeReader):
-    """What a process prints. The pipe is large: who prints does not wait for us."""
+    """Reads what a process prints. The pipe is large, so that printing hardly ever has to wait."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
         if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with contextlib.suppress(OSError):  # users may have only so many
+            with contextlib.suppress(OSError):  # the user's pipes may be at their limit of memory
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, OUTPUT_PIPE_BYTES)
 
     def read(self) -> list[str]:
@@ -189,7 +190,7 @@ Reader = TypeVar("Reader", bound=PipeReader)
 def open_pipe(
     kind: type[Reader], undo: contextlib.ExitStack, theirs: contextlib.ExitStack
 ) -> tuple[Reader, int]:
-    """A reader and the descriptor to write to, which the stacks close."""
+    """Open a pipe; return its reader, which `undo` closes, and its writing end, for `theirs`."""
     ours, writer_fd = os.pipe()
     theirs.callback(os.close, writer_fd)
     reader = kind(ours)
@@ -198,18 +199,18 @@ def open_pipe(
 
 
 def _variables() -> dict[str, str]:
-    """The environment of a helper: ours, without the token."""
+    """The environment variables of a helper: ours without the token, and some settings."""
     ours = {name: value for name, value in os.environ.items() if name != secret.VARIABLE}
-    # What peers do wrong is ours to report: gRPC would write a line for each call.
+    # Errors of peers are in our own log; gRPC would print a line for each call.
     quiet = {"GRPC_VERBOSITY": "NONE"}
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return {**quiet, **ours, **KEEP_FREED_MEMORY, **own, **_experiments(ours)}
 
 
 def _experiments(ours: dict[str, str]) -> dict[str, str]:
-    """The variable with which gRPC reads in place; the last word in it is the user's."""
+    """The variable that sets `GRPC_READS_IN_PLACE`. The user's value follows, and overrides it."""
     name = "GRPC_EXPERIMENTS"
-    with contextlib.suppress(ImportError, ValueError):  # without gRPC, or of a strange version
+    with contextlib.suppress(ImportError, ValueError):  # no gRPC, or an unusual version number
         version = importlib.metadata.version("grpcio").split(".")[:2]
         if tuple(map(int, version)) <= LAST_TRIED_GRPC:
             return {name: ",".join(filter(None, (GRPC_READS_IN_PLACE, ours.get(name))))}
@@ -217,10 +218,13 @@ def _experiments(ours: dict[str, str]) -> dict[str, str]:
 
 
 class SupervisorLine:
-    """A helper's line to its supervisor: its heartbeat, and where its log goes."""
+    """A helper's line to its supervisor: for its heartbeat and its log."""
 
     def __init__(self, line: dict[str, int]) -> None:
-        """Of the configuration. Sets up the process: signals, logging, its end with its parent."""
+        """Set up this process: signals, logging, its end if the parent ends.
+
+        `line` is that entry of the configuration.
+        """
         self._parent = line["parent"]
         self._memory = mmap.mmap(line["heartbeat_fd"], mmap.PAGESIZE)
         self._beats = 0
@@ -232,19 +236,19 @@ class SupervisorLine:
             with open(line["token_fd"], "rb") as file:
                 secret.keep(file.read().decode())
         self.data = b""
-        """What the parent process has for this one."""
+        """The bytes that the parent process gave to `Helper`."""
         if "data_fd" in line:
             with open(line["data_fd"], "rb") as file:
                 self.data = file.read()
         self.beat()
 
     def beat(self) -> None:
-        """Say that this process lives, and does its work or has none."""
+        """Increment the heartbeat: this process makes progress, or has nothing to do."""
         self._beats += 1
         self._memory[:8] = self._beats.to_bytes(8, "little")
 
     def tick(self) -> None:
-        """For whoever waits, and as often as one likes: beat, and end with the parent."""
+        """Beat, and exit if the parent has ended. For loops that wait; may be called often."""
         self.beat()
         now = time.monotonic()
         if now >= self._looks_at:
@@ -260,8 +264,7 @@ class SupervisorLine:
 
 
 class LogWriter(logging.Handler):
-    """Sends what this process logs, and its stack if it crashes, to its supervisor, and nowhere
-    else: that one shows it."""
+    """Sends this process's log, and its stack if it crashes, to the supervisor, which shows it."""
 
     def __init__(self, fd: int, on_error: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -269,7 +272,7 @@ class LogWriter(logging.Handler):
         self._on_error = on_error
         faulthandler.enable(self._file)
         logger.setLevel(logging.INFO)
-        logger.handlers, logger.propagate = [self], False  # a fork has its parent's
+        logger.handlers, logger.propagate = [self], False  # a fork inherits its parent's handlers
 
     def emit(self, record: logging.LogRecord) -> None:
         self.send(record.levelno, self.format(record))
@@ -282,7 +285,7 @@ class LogWriter(logging.Handler):
 
 
 def set_up_child() -> None:
-    """Leave Ctrl-C to the parent, do not outlive it, and print lines as they come."""
+    """Ignore Ctrl-C, die with the parent (on Linux), and flush output after each line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a fork has its parent's live view
@@ -292,4 +295,4 @@ def set_up_child() -> None:
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)  # C libraries', too
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)  # for C libraries

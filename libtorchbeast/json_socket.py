@@ -1,7 +1,7 @@
 """Messages between processes of this machine: JSON over a unix socket, with descriptors attached.
 
-A message is four bytes of length and that many bytes of JSON. What brings a descriptor has it
-attached to its first byte, so that one lost on the way is missed by its own message and no other.
+A message is its length, in four little-endian bytes, and that many bytes of JSON. A descriptor is
+attached to the first byte of its message, so one that is lost on the way affects no other message.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ _MAX_FDS = 8
 
 
 class UnknownProtocol(ValueError):
-    """The bytes are no such message: somebody speaks another language, HTTP/2 perhaps."""
+    """The bytes are not such a message: the peer speaks another protocol, such as HTTP/2."""
 
 
 class JsonSocket:
-    """One end of the connection. Nothing here waits: `send` and `flush` send what they can.
+    """One end of a connection. No method waits: `send` and `flush` send what they can.
 
-    Any thread may send, one may receive.
+    Any thread may send, but only one may receive.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -32,23 +32,23 @@ class JsonSocket:
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._sending = threading.Lock()
         self._incoming = bytearray()
-        self._fd: int | None = None  # that came with the message in the making
+        self._fd: int | None = None  # received with the message that is not yet complete
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, kind: str, fd: int | None = None, **values: Any) -> None:
-        """OSError if the other end is gone."""
+        """Queue a message and send what can be sent; OSError if the other end is gone."""
         text = json.dumps({"kind": kind, "has_fd": fd is not None, **values}).encode()
         if len(text) > MAX_MESSAGE_BYTES:
             raise ValueError(f"A message has {MAX_MESSAGE_BYTES} bytes at most, got {len(text)}.")
-        # A copy, as the message may be sent later than the caller closes its own.
+        # A copy, because the caller may close its descriptor before the message is sent.
         fds = [] if fd is None else [os.dup(fd)]
         self._outgoing.append((len(text).to_bytes(4, "little") + text, fds))
         self.flush()
 
     def try_send(self, kind: str, **values: Any) -> None:
-        """A last word, as far as anybody is there to hear it."""
+        """Send a message unless the other end is gone."""
         with contextlib.suppress(OSError):
             self.send(kind, **values)
 
@@ -67,15 +67,15 @@ class JsonSocket:
                     self._outgoing.popleft()
 
     def next(self) -> dict[str, Any] | None:
-        """The next message, if one has come.
+        """Return the next message, or None if none has come as a whole.
 
-        A message that says so has a descriptor, "fd", which is None if it was lost on the way.
-        EOFError if the other end is gone, `UnknownProtocol` if it speaks another language.
+        A message that was sent with a descriptor has it as "fd", None if it was lost on the way.
+        Raises EOFError if the other end is gone, `UnknownProtocol` if it sent something else.
         """
         self.flush()
         while missing := self._num_missing():
             try:
-                # Never past the end of a message: descriptors come with what they belong to.
+                # Never past the end of a message, so that a descriptor belongs to this message.
                 data, fds, _, _ = socket.recv_fds(self._socket, missing, _MAX_FDS)
             except BlockingIOError:
                 return None
@@ -97,7 +97,7 @@ class JsonSocket:
         self._socket.close()
 
     def _num_missing(self) -> int:
-        """Bytes to the end of the message in the making, or of its length."""
+        """The number of bytes until the message being received, or its length, is complete."""
         if len(self._incoming) < 4:
             return 4 - len(self._incoming)
         length = int.from_bytes(self._incoming[:4], "little")
@@ -113,7 +113,7 @@ class JsonSocket:
                 raise UnknownProtocol("A message is a JSON object with a kind.")
         except (ValueError, RecursionError) as error:
             raise UnknownProtocol(f"A message is JSON: {error}") from error
-        message.pop("fd", None)  # only the kernel brings descriptors
+        message.pop("fd", None)  # a descriptor comes from the kernel, never from JSON
         if message.get("has_fd"):
             message["fd"], self._fd = self._fd, None
         self._drop_fd()

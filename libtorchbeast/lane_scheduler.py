@@ -1,8 +1,9 @@
-"""One thread that plays on many lanes in turn: while the agent looks at one group, others step.
+"""A scheduler of coroutines, by which one thread steps many groups, each on its own lane.
 
-A small scheduler of coroutines. What they wait for is a turn on a lane, a message on a socket of
-this machine, or a moment; futures of asyncio are not known here. Waiting for a lane is waiting for
-a word in shared memory, which takes a few microseconds where an event loop takes fifty.
+While the agent computes actions for one group, another one steps. Coroutines may wait for their
+turn on a lane, for a message on a local socket, or for some time; asyncio's futures do not work
+here. Waiting for a lane is waiting for a word in shared memory, which takes a few microseconds
+where an event loop takes fifty.
 """
 
 import select
@@ -18,9 +19,9 @@ from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.rows import Row
 from libtorchbeast.shared_lanes import Lane, LaneClosed
 
-TICK_S = 0.25  # how soon a thread that waits for a lane sees anything else
-IDLE_S = 0.005  # for each of several lanes that have kept us waiting
-SOCKETS_S = 0.1  # between two looks at sockets while lanes are busy
+TICK_S = 0.25  # the interval of ticks, and the longest wait for one lane
+IDLE_S = 0.005  # the wait for each lane if none of several lanes was ready the last time
+SOCKETS_S = 0.1  # between two polls of sockets while there are lanes
 
 
 @types.coroutine
@@ -29,17 +30,17 @@ def _wait(for_: Any) -> Generator[Any, Any, Any]:
 
 
 async def pause(seconds: float) -> None:
-    """Let the others go on for so long."""
+    """Suspend this coroutine for so long, while others run."""
     await _wait(_Moment(time.monotonic() + seconds))
 
 
 async def readable(connection: Any, timeout_s: float) -> None:
-    """Wait until there is something to read; TimeoutError."""
+    """Wait until `connection` has something to read; raises TimeoutError."""
     await _wait(_Readable(connection, time.monotonic() + timeout_s))
 
 
 async def next_message(connection: JsonSocket, timeout_s: float) -> dict[str, Any]:
-    """The next message; TimeoutError, and what `JsonSocket.next` raises."""
+    """Wait for the next message; raises TimeoutError, and what `JsonSocket.next` raises."""
     deadline = time.monotonic() + timeout_s
     while True:
         message = connection.next()
@@ -49,18 +50,18 @@ async def next_message(connection: JsonSocket, timeout_s: float) -> dict[str, An
 
 
 class LaneLink:
-    """A lane as a link: rows are shown, actions come back."""
+    """A `Link` (env_host.py) over a lane."""
 
     def __init__(self, lane: Lane, connection: JsonSocket | None = None) -> None:
-        """`connection` is open as long as whoever gave us the lane wants it used."""
+        """`connection` is to the process that sent us the lane, which closes it to end the link."""
         self.lane = lane
         self._connection = connection
-        self.message: dict[str, Any] | None = None  # why it is over, of who gave us the lane
+        self.message: dict[str, Any] | None = None  # from that process: why the link has ended
         self.has_actions = False
         self.keeps_waiting = False
 
     async def attach(self) -> None:
-        """Wait until the actor has put away what other environments left in the lane."""
+        """Wait until the lane is free: its actor may still take a rollout of other environments."""
         while True:
             try:
                 self.lane.attach(0)
@@ -69,7 +70,7 @@ class LaneLink:
                 await pause(IDLE_S)
 
     async def show(self, row: Row, info: InfoSums | None = None) -> Any:
-        """The actions for a row; `LaneClosed` at the end."""
+        """Send a row and return the agent's actions; raises `LaneClosed` when the link ends."""
         self.lane.write(row)
         if info:
             self.lane.add_info(info)
@@ -77,7 +78,7 @@ class LaneLink:
         return self.lane.read_actions(as_list=type(row["done"]) is list)
 
     def check(self) -> None:
-        """`LaneClosed` if who gave us the lane is gone."""
+        """Raise `LaneClosed` if the process that sent us the lane has closed `connection`."""
         if self._connection is None:
             return
         try:
@@ -106,7 +107,7 @@ class _Task:
 
 
 class LaneScheduler:
-    """Runs coroutines. All but `stop` is for one thread."""
+    """Runs coroutines. Except for `stop`, its methods are for one thread."""
 
     def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
         """`tick` is called at least a few times a second."""
@@ -121,11 +122,11 @@ class LaneScheduler:
         self._resume(_Task(coroutine))
 
     def stop(self) -> None:
-        """Let `run` return soon; from any thread, or a signal's handler."""
+        """Make `run` return soon; may be called in any thread, or in a signal handler."""
         self._is_stopped = True
 
     def run(self) -> None:
-        """Until nothing is left, or `stop()`; what a coroutine raises is raised here."""
+        """Run until all coroutines have ended, or `stop()`; raises what a coroutine raises."""
         try:
             while not self._is_stopped and (self._on_lanes or self._others):
                 if self._on_lanes:
@@ -141,7 +142,10 @@ class LaneScheduler:
             self._close()
 
     def _next_turn(self) -> None:
-        """Wait for the lane whose turn it is, unless it kept us waiting and others did not."""
+        """Wait for the next lane and resume its coroutine, or put the lane at the end of the queue.
+
+        A lane that was not ready the last time is not waited for while another one was ready.
+        """
         task = self._on_lanes.popleft()
         link: LaneLink = task.waits_for
         timeout_s = TICK_S
@@ -160,7 +164,7 @@ class LaneScheduler:
             self._on_lanes.append(task)
 
     def _poll_others(self, now: float) -> None:
-        """Resume those whose message or moment has come; wait for one if there is nothing else."""
+        """Resume those whose message or time has come; wait for one if there are no lanes."""
         self._polled_at = now
         poll = select.poll()
         wake_at = now + TICK_S

@@ -1,31 +1,31 @@
-"""The same text again and again is one line with a count. For whoever logs what others say."""
+"""Limits the rate of repeated log messages: repeats are logged as one line with a count."""
 
 import logging
 import re
 import time
 from dataclasses import dataclass
 
-REPEAT_S = 60.0  # the same text is let through once in so long
+REPEAT_S = 60.0  # the same text is logged once in this time
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @dataclass
 class _Repeated:
-    """A text that may come again."""
+    """A text that was logged and may be repeated."""
 
-    at: float  # when its minute began
+    at: float  # when its current minute began
     num_shown: int  # in this minute
-    num_folded: int = 0
-    last: str = ""  # of those that were not shown
-    level: int = logging.WARNING  # of logging
+    num_folded: int = 0  # repeats in this minute that were not shown
+    last: str = ""  # the last line of the newest of these
+    level: int = logging.WARNING
 
 
 class RepeatFilter:
-    """Lets a text through once a minute, or `times` times, and says then how often it came."""
+    """Lets a text through `times` times a minute; after that minute reports how often it came."""
 
     def __init__(self, most: int = 100, times: int = 1) -> None:
-        """`most` different texts a minute; what is more is dropped."""
+        """At most `most` different texts a minute are let through; further ones are dropped."""
         self._most = most
         self._times = times
         self._seen: dict[str, _Repeated] = {}
@@ -33,10 +33,10 @@ class RepeatFilter:
     def take(
         self, text: str, who: str = "", key: str | None = None, level: int = logging.WARNING
     ) -> str | None:
-        """The text, its last line if it was let through before, or None.
+        """Return what to log: the text, its last line and a count if it is a repeat, or None.
 
-        `who` says it, and stands before it; texts with the same `key` (default: the text) are one.
-        `level` is what `overdue` gives back.
+        `who` is put before the text. Texts with the same `key` (default: the text) count as the
+        same text. `overdue` returns `level` with it.
         """
         now = time.monotonic()
         key = text if key is None else key
@@ -56,7 +56,7 @@ class RepeatFilter:
         return f"{who}{_last_line(text)}{_again(seen.num_folded + 1)}"
 
     def overdue(self) -> list[tuple[int, str]]:
-        """Levels and texts that came again and were not shown in the minute that is over."""
+        """Levels and texts of repeats that were held back, once their minute is over."""
         now = time.monotonic()
         texts = []
         for seen in self._seen.values():
@@ -66,7 +66,7 @@ class RepeatFilter:
         return texts
 
     def _has_place(self, now: float) -> bool:
-        """For one more text."""
+        """Whether there is a place for one more text; those older than a minute make room."""
         if len(self._seen) >= self._most:
             recent = [(key, seen) for key, seen in self._seen.items() if now - seen.at < REPEAT_S]
             self._seen = dict(recent)
@@ -82,9 +82,10 @@ def _again(number: int) -> str:
 
 
 def without_numbers(text: str) -> str:
-    """A key for `RepeatFilter`: the same for all environments, steps and values.
+    """A key for `RepeatFilter` that is the same for all environments, steps and values.
 
-    Lines between the first and the last are a traceback's, where numbers say which line it was.
+    Numbers stay in the lines between the first and the last: those are a traceback's, and the
+    numbers are line numbers.
     """
     lines = _ADDRESS.sub("#", text).split("\n")
     for i in {0, len(lines) - 1}:

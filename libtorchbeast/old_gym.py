@@ -1,4 +1,4 @@
-"""Environments of old Gym, and others that are not Gymnasium's, with the interface of Gymnasium."""
+"""Adapts environments of old Gym, and others that are not Gymnasium's, to its interface."""
 
 import inspect
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 class OldGym:
     """Gives an old-style environment (reset -> frame, step -> 4 values) the Gymnasium interface.
 
-    Also for environments of the new style that are not Gymnasium's.
+    It also takes environments of the new style that are not derived from Gymnasium's.
     """
 
     def __init__(self, env: Any) -> None:
@@ -49,12 +49,12 @@ class OldGym:
 
 
 def _takes(function: Any, argument: Any) -> bool:
-    """Whether it can be called so; those whose signature is not known are said to."""
+    """Whether `function` can be called with `argument`; True if its signature is not known."""
     if not callable(function):
         return False
     try:
         inspect.signature(function).bind(argument)
-    except TypeError:  # procgen's has no argument: what it plays is given when it is made
+    except TypeError:  # procgen's seed() takes no argument: levels are chosen when it is made
         return False
     except ValueError:
         return True
@@ -62,7 +62,7 @@ def _takes(function: Any, argument: Any) -> bool:
 
 
 def takes_keyword(function: Any, name: str) -> bool:
-    """Whether it can be called with `name=...`, as far as its signature says."""
+    """Whether `function` can be called with `name=...`; False if its signature is not known."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # compiled code may have no signature
@@ -72,6 +72,6 @@ def takes_keyword(function: Any, name: str) -> bool:
 
 def as_gymnasium(env: Any) -> Any:
     """`env` if it is a Gymnasium environment, else a thin adapter around it."""
-    gymnasium = sys.modules.get("gymnasium")  # who has one of its environments has imported it
+    gymnasium = sys.modules.get("gymnasium")  # imported already if `env` is one of its environments
     is_gymnasium = gymnasium is not None and isinstance(env, gymnasium.Env)
     return env if is_gymnasium else OldGym(env)

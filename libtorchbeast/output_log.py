@@ -1,4 +1,4 @@
-"""What environments print, in a file of the run: it would drown what the learner shows."""
+"""Keeps what environments print in a file of the run, as it would flood the learner's terminal."""
 
 import logging
 from contextlib import suppress
@@ -7,24 +7,24 @@ from pathlib import Path
 logger = logging.getLogger("torchbeast")
 
 FILE_NAME = "envs.log"
-MAX_BYTES = 8 << 20  # of the file; then it is set aside, and takes the place of the one before
+MAX_BYTES = 8 << 20  # of the file; then it is renamed to `older_path`, which it replaces
 
 
 class OutputLog:
-    """A file of bounded size with the newest lines, each after the name of who printed it.
+    """A file of bounded size with the newest lines, each after the name of its process.
 
-    A disk that is full ends no run: lines that cannot be written are lost.
+    A full disk does not end a run: lines that cannot be written are lost.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        """Nothing is written, and no file made, before somebody prints."""
+        """The file is made when the first line comes."""
         self.path = path
         self._max_bytes = max_bytes
         self._has_said_where = self._has_said_full = False
 
     @property
     def older_path(self) -> Path:
-        """Where lines stand that are older than those in `path`."""
+        """The file with the lines that are older than those in `path`."""
         return self.path.with_name(f"{self.path.name}.1")
 
     def keep(self, name: str, lines: list[str]) -> None:

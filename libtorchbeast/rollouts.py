@@ -1,9 +1,9 @@
-"""Rollouts that actors elsewhere have played with a copy of the model: their layout, and the offer.
+"""Data for actors on other machines that carry a copy of the model and send whole rollouts.
 
-    RolloutSpec   what is in one environment's rollout: rows, outputs and the agent's state
-    ModelOffer    what an actor must know to play some: plain data, no code
+    RolloutSpec   the layout of one environment's rollout: rows, outputs and the agent's state
+    ModelOffer    what such an actor needs from the learner: plain data, no code
 
-Nothing here is compiled, and nothing needs more than NumPy.
+Pure Python; needs only NumPy.
 """
 
 import dataclasses
@@ -21,24 +21,24 @@ MODEL_FLAGS = (
     "squash_actions",
     "separate_nets",
 )
-"""What shapes a model, besides its name and the specs."""
+"""The flags that determine the structure of a model, besides its name and the specs."""
 
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """One environment's rollout, as a lane holds it (`Lane` knows it by `row` and `action`)."""
+    """The layout of one environment's rollout in a lane. `Lane` uses its `row` and `action`."""
 
     environment: Spec
     unroll_length: int
     output: dict[str, Any]
-    """Of one row: `action`, `policy_logits`, `baseline`, `version`, as the learner's queue has
-    them; trees of `ArraySpec`."""
+    """The agent's output for one row: `action`, `policy_logits`, `baseline`, `version`, as in the
+    learner's queue; trees of `ArraySpec`."""
     state: tuple[ArraySpec, ...] = ()
-    """Of the agent's memory, [L, ...] each."""
+    """The agent's recurrent state, [L, ...] each."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """T+1 rows and outputs; output t led to row t."""
+        """T+1 rows and T+1 outputs, where output t led to row t, and the state before row 0."""
 
         def many(leaf: ArraySpec) -> ArraySpec:
             return ArraySpec(leaf.dtype, (self.unroll_length + 1, *leaf.shape))
@@ -48,7 +48,7 @@ class RolloutSpec:
 
     @property
     def action(self) -> Any:
-        """Nothing goes back."""
+        """Empty: these actors get no actions."""
         return ()
 
     @property
@@ -87,7 +87,7 @@ class TensorSpec:
     offset: int
     """In bytes."""
     is_parameter: bool
-    """And may be sent with less precision."""
+    """Parameters, unlike buffers, may be sent with less precision."""
 
     @property
     def num_bytes(self) -> int:
@@ -96,21 +96,21 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ModelOffer:
-    """What actors that carry the model get to know."""
+    """What actors that carry the model get from the learner."""
 
     rollout: RolloutSpec
     model: dict[str, Any]
-    """`name` and `MODEL_FLAGS`."""
+    """The model's `name` and the values of `MODEL_FLAGS`."""
     tensors: tuple[TensorSpec, ...]
     rollouts_ahead: int
     max_policy_lag: int | None
     weights_fd: int = -1
-    """Shared memory: the version that was begun and the one that was finished, int64 each, and at
-    the tensors' offsets their numbers (torchbeast/runtime/shared_weights.py)."""
+    """Shared memory with the weights: the version that was begun and the version that was finished,
+    int64 each, and each tensor at its offset (torchbeast/runtime/shared_weights.py)."""
     weights_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Without the descriptor, which travels by itself."""
+        """All but `weights_fd`: a descriptor is sent separately."""
         values = dataclasses.asdict(dataclasses.replace(self, weights_fd=-1))
         return {**values, "rollout": self.rollout.to_json()}
 

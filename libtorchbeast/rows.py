@@ -1,18 +1,17 @@
-"""The row: what environments say at each step. Its fields, dtypes and rule, for everybody.
+"""The row: what environments return at each step. Its fields, dtypes and rule for the whole system.
 
 A row is a dict of arrays [K, ...] of K environments that step together: `frame` (the observation,
-an array or a tree of arrays), the numbers in `NUMBERS`, and `last_action`. Hosts, which write rows
-on at once, have the numbers of few environments as lists (`EpisodeLists`), and actions, too, where
-an action is one integer.
+an array or a tree of arrays), the numbers in `NUMBERS`, and `last_action`. In hosts, which copy
+rows on at once, the numbers may be lists (`EpisodeLists`), and so may actions that are one integer.
 
 `done` on a row: its frame is the first of a new episode; reward, episode_step and episode_return on
 that row belong to the episode that just ended. `truncated` on a row: the transition into it did not
 happen. A time limit therefore gives an ordinary row with the true final frame, then one extra row
 with the reset frame, `done` and `truncated` set, whose action the environment ignored.
-A row with `done` and episode_step 0 ends no episode: the first row of all, a lost life, or the
+A row with `done` and episode_step 0 ends no episode: the very first row, a lost life, or the
 first row of an environment that was rebuilt.
 
-Nothing here is compiled, and nothing needs more than NumPy.
+Pure Python; needs only NumPy.
 """
 
 from collections.abc import Sequence
@@ -33,35 +32,35 @@ NUMBERS = {
     "episode_step": "int32",
     "episode_return": "float32",
 }
-"""What a row holds besides `frame` and `last_action`: one number an environment, of this dtype."""
+"""A row's fields besides `frame` and `last_action`, with dtypes: a number for each environment."""
 
 _DTYPES = [(name, np.dtype(dtype)) for name, dtype in NUMBERS.items()]
 
 MAX_NUMBER = 1e9
-"""Of rewards and floats of a frame: what is larger makes infinities of a model's outputs."""
+"""The limit of rewards and of floats in frames: larger ones make a model's outputs infinite."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-"""More is infinite in a row."""
+"""A larger number becomes infinite in a row, whose floats are float32."""
 MAX_INT32 = 2**31 - 1
 
 TORCHBEAST_FIELDS = ("frame", "reward", "done", "episode_step", "episode_return")
-"""The tuple that code written for TorchBeast has in the place of a row."""
+"""The fields of the tuple that code written for TorchBeast gets in place of a row."""
 
 
 class Environments(Protocol):
     """A group: `num_envs` environments that step together.
 
-    May have `action_spec`, a nest of `ArraySpec` (default: one int64), and `observation_spec`, for
-    the bounds of what frames hold; `is_checked` says that they check their numbers themselves.
-    Frames are nests of arrays, or of `Unstacked` ones.
+    Optional attributes: `action_spec`, a nest of `ArraySpec` (default: one int64); `taken_action`
+    (see `Spec.taken`); `observation_spec`, with the bounds of frames; `is_checked`, true if the
+    group checks its rows itself; `take_info()`. Frames are nests of arrays or of `Unstacked`.
     """
 
     num_envs: int
 
     def reset(self) -> Row:
-        """Start an episode in each; call once, before the first step."""
+        """Start an episode in each environment; called once, before the first step."""
 
     def step(self, actions: Any) -> Row:
-        """Take one action [num_envs, ...] in each; episodes that end start again by themselves."""
+        """Take one of `actions` [num_envs, ...] in each; where an episode ends, start the next."""
 
     def close(self) -> None: ...
 
@@ -73,8 +72,8 @@ class Spec:
     observation: Any
     action: Any = INT64
     taken: Any = field(default=None, compare=False)
-    """The action as the environment itself takes it: with its own first category, in its own width.
-    None if nobody said; in no JSON, since only its own process steps an environment."""
+    """The action as the environment itself takes it, with its own first category and dtype; None if
+    unknown. It is not in the JSON: only the process that steps the environment needs it."""
 
     @property
     def num_actions(self) -> int:
@@ -83,7 +82,7 @@ class Spec:
 
     @property
     def row(self) -> Row:
-        """Of all fields of a row."""
+        """The specs of all fields of a row."""
         numbers = {name: ArraySpec(dtype) for name, dtype in NUMBERS.items()}
         return {"frame": self.observation, **numbers, "last_action": self.action}
 
@@ -92,7 +91,7 @@ class Spec:
         return sum(leaf.num_bytes for _, leaf in leaves_of(self.row))
 
     def to_json(self) -> Any:
-        """Only dicts, lists, strings and numbers."""
+        """As dicts, lists, strings and numbers."""
         return {"observation": to_json(self.observation), "action": to_json(self.action)}
 
     @classmethod
@@ -113,7 +112,7 @@ class EpisodeCounter:
         self._action = action
 
     def first_row(self, frame: Any) -> Row:
-        """The row before any step: `done`, and nothing ended."""
+        """The row before the first step: `done`, but no episode has ended."""
         num_envs = len(self._steps)
         self._steps[:] = 0
         self._returns[:] = 0.0
@@ -134,8 +133,8 @@ class EpisodeCounter:
         last_action: Any,
         ended: np.ndarray | None = None,
     ) -> Row:
-        """The row after a step. `ended` (default: `done`) is where the whole episode is over."""
-        self._steps += ~truncated & (self._steps < MAX_INT32)  # the extra row is no step
+        """The row after a step. `done` without `ended` (default: `done`) is only a lost life."""
+        self._steps += ~truncated & (self._steps < MAX_INT32)  # the extra row is not a step
         self._returns += reward
         episode_step = self._steps.copy()
         if ended is None:
@@ -150,30 +149,30 @@ class EpisodeCounter:
         return row
 
     def forget(self, environment: int) -> None:
-        """The episode of one environment broke off: it is in no statistic."""
+        """Reset one environment's counts: its episode broke off and is in no statistic."""
         self._steps[environment] = 0
         self._returns[environment] = 0.0
 
 
 class EpisodeLists:
-    """`EpisodeCounter` for lists, which environments that step one after the other give.
+    """`EpisodeCounter` for lists, for environments that are stepped one after the other.
 
-    There are few of them: Python has counted before NumPy has started, above all where many
-    processes take turns on a core, and the code of each function has to come from memory again.
+    There are few of them, and for a few numbers Python is faster than NumPy, above all where many
+    processes share a core, so that the code of each function is loaded from memory again.
     """
 
     def __init__(self, num_envs: int, action: Any = INT64) -> None:
         """`action` is the spec of one environment's action."""
         self.keeps_lists = False
-        """Whether rows have their numbers as lists: for who writes them on at once."""
+        """Whether numbers in rows stay lists, for a caller that copies rows on at once."""
         self._steps = [0] * num_envs
         self._returns = [0.0] * num_envs
         self._action = action
-        # NumPy takes longer to read a dtype's name than to see that there is nothing to convert.
+        # Looked up once: NumPy takes longer to parse a dtype's name than to convert nothing.
         self._action_dtype = np.dtype(action.dtype) if isinstance(action, ArraySpec) else None
 
     def first_row(self, frame: Any) -> Row:
-        """The row before any step: `done`, and nothing ended."""
+        """The row before the first step: `done`, but no episode has ended."""
         for i in range(len(self._steps)):
             self.forget(i)
         return EpisodeCounter(len(self._steps), self._action).first_row(frame)
@@ -190,7 +189,7 @@ class EpisodeLists:
         steps, returns = self._steps, self._returns
         for i, value in enumerate(reward):
             returns[i] += value
-            if not truncated[i] and steps[i] < MAX_INT32:  # the extra row is no step
+            if not truncated[i] and steps[i] < MAX_INT32:  # the extra row is not a step
                 steps[i] += 1
         if self._action_dtype is None:
             last_action = map_tree(_as_action, self._action, last_action)
@@ -206,7 +205,7 @@ class EpisodeLists:
         return row
 
     def forget(self, environment: int) -> None:
-        """The episode of one environment is over, or broke off: it is in no statistic."""
+        """Reset one environment's counts: its episode has ended, or broke off."""
         self._steps[environment] = 0
         self._returns[environment] = 0.0
 
@@ -229,16 +228,19 @@ def _as_action(spec: ArraySpec, action: Any) -> np.ndarray:
 
 
 def with_arrays(row: Row) -> Row:
-    """A row whose numbers may be lists, with arrays."""
+    """The row with arrays in place of lists of numbers."""
     arrays = {name: np.asarray(row[name], dtype) for name, dtype in _DTYPES}
     last_action = row["last_action"]
-    if type(last_action) is list and type(last_action[0]) is int:  # and no tree
+    if type(last_action) is list and type(last_action[0]) is int:  # not a tree of arrays
         arrays["last_action"] = np.array(last_action, np.int64)
     return {**row, **arrays}
 
 
 def as_first_row(row: Row, truncated: bool = False) -> Row:
-    """A row as the first of a stream: nothing led to it. `truncated` if other rows came before."""
+    """The row as a first row: `done`, and reward, episode counts and last action are zero.
+
+    `truncated` must be true if other rows came before it in the same rollout.
+    """
     row = with_arrays(row)
     zeros = {k: np.zeros_like(row[k]) for k in ("reward", "episode_step", "episode_return")}
     flags = {"done": np.ones_like(row["done"]), "truncated": np.full_like(row["done"], truncated)}
@@ -246,18 +248,18 @@ def as_first_row(row: Row, truncated: bool = False) -> Row:
 
 
 def without_truncation(row: Row) -> Row:
-    """For a learner that does not know `truncated`: the extra row is a last step without reward."""
+    """A row for a learner without `truncated`: the extra row is one more step, without reward."""
     row = with_arrays(row)
     extra = row["truncated"]
-    last_step = extra & (row["episode_step"] > 0)  # not of an environment that was rebuilt
+    last_step = extra & (row["episode_step"] > 0)  # 0: the environment was rebuilt
     step = row["episode_step"] + last_step
     return {**row, "truncated": np.zeros_like(extra), "episode_step": step}
 
 
 class Unstacked:
-    """K arrays that stand for one [K, ...]: who copies them on anyway may spare one copy.
+    """K arrays in place of one array [K, ...]: saves a copy if they are then copied anyway.
 
-    For frames of `Environments` in processes that pass them on at once.
+    Used for frames in hosts, which copy them to a lane or a message at once.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:

@@ -1,8 +1,8 @@
-"""The token of the variable TORCHBEAST_TOKEN, kept where environments do not inherit it.
+"""The token from the variable TORCHBEAST_TOKEN, kept where environments do not inherit it.
 
-Environments are other people's code, and so are the programs that they start. Our own programs
-take the token out of the environment before they make any, and hand it to those helper processes
-that need it over a pipe. Nothing here is compiled.
+Environments, and the programs that they start, are other people's code. So our programs remove the
+variable from os.environ before they make environments, and pass the token over a pipe to those
+helper processes that need it. Pure Python.
 """
 
 import os
@@ -12,7 +12,7 @@ _token = ""
 
 
 def take() -> None:
-    """Move the token from the environment to this process's memory."""
+    """Move the token from os.environ to this process's memory."""
     keep(os.environ.pop(VARIABLE, _token))
 
 
@@ -22,7 +22,7 @@ def keep(token: str) -> None:
 
 
 def token() -> str:
-    """Empty if there is none."""
+    """The token; empty if there is none."""
     return os.environ.get(VARIABLE, _token)
 
 

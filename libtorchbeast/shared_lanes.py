@@ -1,13 +1,13 @@
-"""Lanes: shared memory in which a group of environments meets its actor.
+"""Lanes: shared memory through which a group of environments and its actor exchange data.
 
     environments ── rows: frame, reward, done, ... for K environments ──► actor
                  ◄── actions for K environments ──────────────────────────
 
-Whose turn it is stands in one word (`Turn`, cpp/turn.h); who has the turn owns the memory.
+One word says whose turn it is (`Turn`, cpp/turn.h); the side that has the turn owns the memory.
 
-The memory has no name: a file descriptor stands for it, which child processes inherit and others
-are sent over a unix socket. There is nothing to unlink and nothing to clean up, however a process
-ends, and no limit of /dev/shm's size.
+The memory has no name, only a file descriptor, which child processes inherit and other processes
+receive over a unix socket. So there is nothing to clean up, however a process ends, and the size
+of /dev/shm is no limit.
 """
 
 import math
@@ -29,13 +29,13 @@ from libtorchbeast.shared_memory import aligned, anonymous_memory, can_shrink
 from libtorchbeast.specs import ArraySpec, count_actions
 from libtorchbeast.text import printable
 
-DESCRIPTORS_PER_LANE = 2  # and the memory, which Python maps through one of its own
+DESCRIPTORS_PER_LANE = 2  # `Lane.fd`, and the copy of it that Python's mmap keeps
 MAX_LANE_NAME_BYTES = 128
-# A name that is not empty, and what was summed under it, of how many episodes, since the start.
+# A number in `info`: name (empty: unused entry), sum, and number of episodes, since the start.
 INFO = np.dtype(
     [("name", f"S{episode_info.MAX_INFO_NAME_BYTES}"), ("total", "<f8"), ("count", "<u8")]
 )
-# A cache line each of the first two.
+# The first two fields have a cache line each.
 HEADER = np.dtype(
     [
         ("turn", "<u4", 16),
@@ -50,11 +50,11 @@ GONE, CLOSED = Turn.State.GONE, Turn.State.CLOSED
 
 
 class LaneClosed(Exception):
-    """The agent wants no more rows from this lane."""
+    """The lane is closed: the agent takes no more rows from it."""
 
 
 class Lane:
-    """Views of one lane's memory; the same for both sides and in each process that maps it."""
+    """Views of one lane's memory, used by both sides, in each process that maps it."""
 
     def __init__(self, fd: int, spec: Spec | RolloutSpec, num_envs: int) -> None:
         """Map the memory behind `fd`, which then belongs to the lane.
@@ -65,30 +65,30 @@ class Lane:
         self.spec = spec
         self.num_envs = num_envs
         self.wakeup_fd: int | None = None  # written to when the actor passes the turn
-        self.marks_rows = True  # as taken (cpp/turn.h); hosts of older versions do not know of it
-        self.client = ""  # whose environments these are; the learner's own if empty
+        self.marks_rows = True  # as taken (cpp/turn.h), which hosts of older versions do not know
+        self.client = ""  # the client whose environments these are; empty: the learner's own
         self._memory = np.frombuffer(mmap.mmap(fd, lane_size(spec, num_envs)), np.uint8)
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
         self.turn = Turn(header["turn"][:1])
-        self._counts = memoryview(header["counts"])  # for single numbers sooner than an array
+        self._counts = memoryview(header["counts"])  # faster than an array for single numbers
         self._header = header
         self._infos = header["infos"]
         self._info_counts = self._infos["count"]
         self._seen_counts = np.zeros_like(self._info_counts)
-        self._seen_infos: dict[int, tuple[str, tuple[float, int]]] = {}  # by their place
+        self._seen_infos: dict[int, tuple[str, tuple[float, int]]] = {}  # by index in `_infos`
         self._info_sums: InfoSums = {}
-        self._had_turn = FREE  # what the state must be before our next rows
+        self._had_turn = FREE  # the state that the turn must have when we send our next rows
         self._next_byte = HEADER.itemsize
         self.rows: Row = nest.map(self._view, spec.row)  # [K, ...] each
         self.actions: Any = nest.map(self._view, spec.action)
-        # Numbers may be written and read one by one: a few are, sooner than NumPy has started.
+        # Views for single numbers: a few are written and read faster one by one than by NumPy.
         numbers = {k: memoryview(v) for k, v in self.rows.items() if k in NUMBERS}
         self._action_cells: memoryview | None = None
         if count_actions(spec.action) > 0 and spec.action.dtype == "int64":
             self._action_cells = memoryview(self.actions)
             numbers["last_action"] = memoryview(self.rows["last_action"])
         self._fields = [(k, v, numbers.get(k)) for k, v in self.rows.items()]
-        self._frame_bytes: list[memoryview] = []  # of each environment, if a frame is one array
+        self._frame_bytes: list[memoryview] = []  # one an environment, if a frame is one array
         if type(frame := self.rows.get("frame")) is np.ndarray and frame.nbytes > 0:
             flat = frame.reshape(num_envs, -1).view(np.uint8)
             self._frame_bytes = [x.data for x in flat]
@@ -98,7 +98,7 @@ class Lane:
         fd = anonymous_memory(lane_size(spec, num_envs), "torchbeast-lane")
         try:
             return cls(fd, spec, num_envs)
-        except BaseException:  # such as no descriptor left to map it with
+        except BaseException:  # for example, no descriptor is left for the mapping
             os.close(fd)
             raise
 
@@ -107,29 +107,29 @@ class Lane:
         return isinstance(self.spec, RolloutSpec)
 
     def fits(self, num_envs: int, client: str, has_rollouts: bool) -> bool:
-        """Whether it can be used for such environments of this client."""
+        """Whether the lane can be used for such a group of this client."""
         ours = (self.num_envs, self.client, self.has_rollouts)
         return ours == (num_envs, client, has_rollouts)
 
     def close(self) -> None:
-        """Say that it is over, and let go of the descriptor; views stay valid until dropped."""
+        """Close the lane for both sides, and its descriptor; views stay valid until dropped."""
         self.turn.close()
         self.release()
 
     def release(self) -> None:
-        """Let go of the descriptor and say nothing."""
+        """Close the descriptor, but not the lane."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     @property
     def num_passes(self) -> int:
-        """How often rows were written."""
+        """How often rows were sent."""
         return self._counts[0]
 
     @property
     def name(self) -> str:
-        """Who steps its environments, for people; whoever wrote it, it is one short line."""
+        """The name of the process that steps the environments, for logs: one printable line."""
         text = bytes(self._header["name"]).decode(errors="replace")
         return printable(text)
 
@@ -138,9 +138,10 @@ class Lane:
         self._header["name"] = name.encode()[:MAX_LANE_NAME_BYTES]
 
     def read_info(self) -> InfoSums:
-        """All that `add_info` has added so far; who writes it may be at work, and anybody.
+        """The sums of all that `add_info` has added so far; the same dict if nothing was added.
 
-        The same dict as before if nothing was added.
+        The writer may be writing at this moment, and may be any program: invalid entries are
+        left out.
         """
         counts = self._info_counts.copy()
         changed = np.flatnonzero(counts != self._seen_counts).tolist()
@@ -156,10 +157,13 @@ class Lane:
         self._info_sums = dict(self._seen_infos.values())
         return self._info_sums
 
-    # What the environments' side does.
+    # The following methods are for the environments' side.
 
     def attach(self, timeout_s: float) -> None:
-        """Wait until the lane is free. Then write the first rows, and `send_rows`."""
+        """Wait until the lane is free; the caller may then write its first rows and send them.
+
+        Raises TimeoutError, `LaneClosed`, or RuntimeError if other environments use the lane.
+        """
         state = self.turn.wait_while(GONE, timeout_s)
         if state == CLOSED:
             raise LaneClosed
@@ -186,7 +190,7 @@ class Lane:
                 nest.map_many2(_copy, views, value)
 
     def _write_bytes(self, frames: Unstacked) -> bool:
-        """Copy frames byte by byte, without NumPy; False if they are not laid out as ours are."""
+        """Copy frames as bytes, without NumPy; False if their layout is not that of the lane."""
         view = self.rows["frame"]
         if not self._frame_bytes or frames.dtype is not view.dtype or frames.shape != view.shape:
             return False
@@ -197,13 +201,13 @@ class Lane:
         return True
 
     def read_actions(self, as_list: bool) -> Any:
-        """A copy of the actions; a list if each is one integer, and who steps knows of lists."""
+        """A copy of the actions; a list if `as_list` and each action is one integer."""
         if as_list and self._action_cells is not None:
             return self._action_cells.tolist()
         return nest.map(np.copy, self.actions)
 
     def add_info(self, info: InfoSums) -> None:
-        """Add to the sums that the agent's side reads now and then."""
+        """Add to the sums in the header, which the agent's side reads periodically."""
         for name, (total, count) in info.items():
             for entry in self._infos:
                 if entry["name"] in (b"", name.encode()):
@@ -213,10 +217,10 @@ class Lane:
                     break
 
     def send_rows(self, timeout_s: float = 0.0) -> bool:
-        """Give the agent its turn, and `wait_for_actions`.
+        """Pass the turn to the agent, then wait as `wait_for_actions` does.
 
-        Who has nothing else to do waits here: between two calls others would run, and take our
-        code out of the caches.
+        A caller with nothing else to do waits here, not in a second call: other processes run
+        between the calls, and take our code out of the caches.
         """
         self._counts[0] += 1
         state = self.turn.exchange(self._had_turn, timeout_s)
@@ -224,7 +228,7 @@ class Lane:
         return _has_turn(state)
 
     def wait_for_actions(self, timeout_s: float) -> bool:
-        """Whether `actions` are there; raises `LaneClosed` at the end."""
+        """Wait for actions; return whether they have come. Raises `LaneClosed`."""
         return _has_turn(self.turn.wait_for_actions(timeout_s))
 
     def _view(self, spec: ArraySpec) -> np.ndarray:
@@ -235,16 +239,16 @@ class Lane:
 
 
 def map_lane(fd: int | None, spec: Spec | RolloutSpec, num_envs: int) -> Lane | None:
-    """The lane behind a descriptor that was sent here, which is the lane's from then on.
+    """Map the lane behind a descriptor that another process sent; the lane then owns it.
 
-    None if it was lost on the way, if there is no other left to map it with, or if the memory is
-    none for a lane: of another size, or such that its sender could end us by making it smaller.
+    None if the descriptor was lost on the way, if it cannot be mapped, or if its memory has
+    another size, or can be shrunk: then the sender could crash this process.
     """
     if fd is None:
         return None
     try:
         size = lane_size(spec, num_envs)
-        pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE  # as some systems have it
+        pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE  # some systems round up to whole pages
         if not can_shrink(fd) and os.fstat(fd).st_size in (size, pages):
             return Lane(fd, spec, num_envs)
     except OSError:
@@ -254,7 +258,7 @@ def map_lane(fd: int | None, spec: Spec | RolloutSpec, num_envs: int) -> Lane | 
 
 
 def allow_descriptors(number: int) -> None:
-    """Let this process open so many files, as far as the system allows: the default is 1024."""
+    """Let this process open so many more files than the usual 1024, if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number + 1024
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -263,7 +267,7 @@ def allow_descriptors(number: int) -> None:
 
 
 def close_free_lane(lanes: Iterable[Lane]) -> None:
-    """One that nobody waits for or writes to, if there is one: another is to take its place."""
+    """Close a lane that has no environments, if there is one, to make room for another lane."""
     free = next((lane for lane in lanes if lane.turn.state == FREE), None)
     if free is not None:
         free.turn.close()
@@ -276,7 +280,7 @@ def lane_size(spec: Spec | RolloutSpec, num_envs: int) -> int:
 
 
 def _has_turn(state: Turn.State) -> bool:
-    """Whether the environments have it; `LaneClosed` if nobody will any more."""
+    """Whether it is the environments' turn; `LaneClosed` if it will never be again."""
     if state is ENVIRONMENT:
         return True
     if state is not AGENT:
@@ -285,7 +289,7 @@ def _has_turn(state: Turn.State) -> bool:
 
 
 def _copy(view: np.ndarray, value: Any) -> None:
-    if value.shape != view.shape:  # NumPy would repeat it where it can
+    if value.shape != view.shape:  # NumPy would broadcast it where it can
         raise ValueError(f"A row must hold {view.dtype}{view.shape}, got shape {value.shape}.")
     if value.dtype != view.dtype and not np.can_cast(value.dtype, view.dtype, "same_kind"):
         raise TypeError(f"A row must hold {view.dtype}, got {value.dtype}.")

@@ -1,24 +1,24 @@
-"""Memory: shared without a name, and how much of it this machine has. Nothing here is compiled."""
+"""Shared memory without a name, and how much memory this machine has. Pure Python."""
 
 import os
 import sys
 import threading
 from pathlib import Path
 
-CONTAINER_MEMORY = [  # where version 2 and version 1 of control groups say how much there is
+CONTAINER_MEMORY = [  # files with the limit of a control group (cgroup) of version 2, version 1
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 ]
 
-ALIGNMENT = 64  # bytes: of a cache line, and of any dtype
+ALIGNMENT = 64  # bytes: a cache line, and enough for any dtype
 
 
 def anonymous_memory(
     num_bytes: int, name: str, portable: bool = not hasattr(os, "memfd_create")
 ) -> int:
-    """A file descriptor of shared memory that is gone when the last process lets go of it.
+    """A file descriptor of new shared memory, which is freed when no process uses it any more.
 
-    It cannot be made smaller, which would end whoever reads it.
+    Unless `portable`, it is sealed against shrinking, which would crash its readers.
     """
     if portable:
         fd = _unlinked_memory()
@@ -33,16 +33,16 @@ def anonymous_memory(
 
 
 def can_shrink(fd: int, portable: bool = not hasattr(os, "memfd_create")) -> bool:
-    """Whether whoever else has this memory can make it smaller; OSError if it is none."""
+    """Whether another process could shrink this memory; OSError if `fd` is not such memory."""
     if portable:
-        return False  # nobody can tell
+        return False  # there is no way to know
     import fcntl
 
     return not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
 
 
 def _unlinked_memory() -> int:
-    """For systems without memfd_create: a name that lives for an instant."""
+    """For systems without memfd_create: POSIX shared memory, whose name is unlinked at once."""
     import _posixshmem
 
     for attempt in range(1000):
@@ -63,10 +63,10 @@ def aligned(num_bytes: int) -> int:
 
 
 def fence() -> None:
-    """What this thread read and wrote before is done before what it reads and writes after.
+    """A memory fence: reads and writes before it are done before those after it.
 
-    To give back a lock and then take one has this effect on every processor. x86 needs it for
-    neither side, ARM for both.
+    Releasing a lock and then acquiring one has this effect on every processor. To keep the order of
+    one side's writes and of the other side's reads, ARM needs it on both sides, x86 on neither.
     """
     lock = threading.Lock()
     for _ in range(2):
@@ -75,14 +75,14 @@ def fence() -> None:
 
 
 def memory_bytes() -> int:
-    """Of this machine, or of the container around us."""
+    """The memory of this machine in bytes, or of the container if its limit is lower."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     allowed = [_number_in(path) for path in CONTAINER_MEMORY]
     return min([installed, *(number for number in allowed if number)])
 
 
 def _number_in(path: Path) -> int:
-    """0 if there is none."""
+    """The number in a file; 0 if there is none."""
     try:
         text = path.read_text().strip()
     except OSError:

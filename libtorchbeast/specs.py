@@ -1,7 +1,7 @@
 """Specs: what one environment's observation and action are, as trees of `ArraySpec`.
 
-They say all that a Gymnasium space says, without Gymnasium: lanes, the handshake, the models and
-the recipes look here. Nothing here is compiled, and nothing needs more than NumPy.
+They hold all that a Gymnasium space holds, without Gymnasium. Lanes, the handshake, models and
+recipes are derived from them. Pure Python; needs only NumPy.
 """
 
 import math
@@ -14,18 +14,18 @@ from libtorchbeast.tree import leaves_of, map_tree
 
 Bound = float | tuple[float, ...] | None
 
-MAX_CATEGORIES = 1 << 16  # of one element of an action; and elements of categories
-MAX_OBSERVED_CATEGORIES = 1 << 31  # of one element of an observation, which no net has one-hot
-# Of larger observations only the smallest and the largest bound are kept.
+MAX_CATEGORIES = 1 << 16  # of one element of an action; also the most elements with categories
+MAX_OBSERVED_CATEGORIES = 1 << 31  # of one element of an observation
+# For arrays with more bounds, only the smallest and the largest one are kept.
 MAX_BOUNDS, MAX_CATEGORY_BOUNDS = 128, 4096
 
 
 ACTION_MASK = "action_mask"
-"""The part of a dict observation that says which actions are possible: 1, or else 0."""
+"""The key of the mask in a dict observation: 1 for each possible action, 0 for the others."""
 
 
 class UnknownSpace(ValueError):
-    """A space that no arrays of one shape stand for."""
+    """A space whose elements are not arrays of one shape."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ArraySpec:
     """One array of one environment, without batch and time.
 
     `low` and `high` bound its numbers: one for all, or one for each element in C order (infinite
-    for those without); None if no element has a bound, or nobody said.
+    for those without); None if no element has a bound, or none is known.
     """
 
     dtype: str
@@ -41,7 +41,7 @@ class ArraySpec:
     low: Bound = None
     high: Bound = None
     categories: bool = False
-    """Its integers, from `low` to `high`, are names without an order."""
+    """Whether its integers, from `low` to `high`, are categories, which have no order."""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -63,7 +63,7 @@ class ArraySpec:
 
     @property
     def num_categories(self) -> tuple[int, ...]:
-        """Of each element; () if they are quantities, or nobody said how many there are."""
+        """The number of categories of each element; () if there are none, or not known."""
         if not self.categories:
             return ()
         low, high = self.bounds
@@ -78,7 +78,7 @@ class ArraySpec:
 
     @property
     def num_choices(self) -> int:
-        """How many numbers the mask of such an action has: one for each category, or bit."""
+        """The number of values in the mask of such an action: one for each category, or bit."""
         return len(self.num_categories) if self.is_bits else sum(self.num_categories)
 
 
@@ -86,12 +86,12 @@ INT64 = ArraySpec("int64")
 
 
 def discrete(n: int) -> ArraySpec:
-    """One of the numbers from 0 to n - 1."""
+    """The spec of a single category from 0 to n - 1."""
     return ArraySpec("int64", (), 0, n - 1, categories=True)
 
 
 def count_actions(spec: Any) -> int:
-    """The n of an action that is `discrete(n)`; 0 if it is something else, or nobody said."""
+    """The n of an action that is `discrete(n)`; 0 if it is something else, or n is unknown."""
     is_number = isinstance(spec, ArraySpec) and not spec.shape and spec.num_categories
     return spec.num_categories[0] if is_number else 0
 
@@ -105,7 +105,10 @@ def spec_of(arrays: Any) -> Any:
 
 
 def spec_of_space(space: Any) -> Any:
-    """A Gym or Gymnasium space as a tree of specs; by its attributes, for any version of them."""
+    """Convert a space of Gym or Gymnasium to a tree of specs; `UnknownSpace` if that is impossible.
+
+    It looks only at the attributes of the space, so that any version of these packages will do.
+    """
     kinds = {kind.__name__ for kind in type(space).__mro__}
     if is_bare_discrete(space):
         return discrete(int(space.n))
@@ -135,22 +138,23 @@ def spec_of_space(space: Any) -> Any:
 
 
 def spec_or(default: Any, space: Any) -> Any:
-    """Of a space, if it is one: environments that are not Gym's may have anything there."""
+    """The spec of a space, or `default` if it is none, as in environments that are not Gym's."""
     is_space = hasattr(space, "sample") or is_bare_discrete(space)
     return spec_of_space(space) if is_space else default
 
 
 def is_bare_discrete(space: Any) -> bool:
-    """Whether it is a package's own stand-in for Discrete, which has an `n` and little else."""
+    """Whether `space` is a package's own replacement for Discrete, with an `n` and little else."""
     n = getattr(space, "n", None)
     is_number = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
     return is_number and not any(hasattr(space, name) for name in ("sample", "shape", "spaces"))
 
 
 def observation_spec_of(space: Any) -> Any:
-    """Of a space, as far as a model can use it; None if it is none, or says nothing of arrays.
+    """The spec of a space of observations; None if it is not a space, or not one of arrays.
 
-    What the arrays are is seen when they come: large numbers of bounds and categories are dropped.
+    Only its bounds and categories are used, as dtypes and shapes are those of the first
+    observation. If there are too many bounds or categories, they are dropped.
     """
     try:
         spec = spec_or(None, space)
@@ -170,7 +174,7 @@ def _within_limits(leaf: ArraySpec) -> ArraySpec:
 
 
 def with_bounds(spec: Any, declared: Any) -> Any:
-    """`spec` of arrays, with the bounds that a space declares for those of the same shape."""
+    """`spec`, that of actual arrays, with the bounds that a space declares for equal shapes."""
 
     def merge(leaf: ArraySpec, said: Any) -> ArraySpec:
         if not isinstance(said, ArraySpec) or said.shape != leaf.shape:
@@ -185,7 +189,7 @@ def with_bounds(spec: Any, declared: Any) -> Any:
 
 
 def agents_action(spec: Any) -> Any:
-    """An environment's action as agents give it: categories from 0 on, floats of 32 bits."""
+    """Convert the spec of an environment's action to the agent's: categories from 0, float32."""
 
     def convert(leaf: ArraySpec) -> ArraySpec:
         if leaf.num_categories:
@@ -203,15 +207,15 @@ def has_offsets(spec: Any) -> bool:
 
 
 def takes_as_given(spec: Any) -> bool:
-    """Whether agents' actions need no `environments_action` on their way to the environment."""
+    """Whether environments take agents' actions as they are, without `environments_action`."""
     has_floats = any(np.issubdtype(leaf.dtype, np.floating) for _, leaf in leaves_of(spec))
     return not has_floats and not has_offsets(spec)
 
 
 def environments_action(spec: Any, actions: Any) -> Any:
-    """Actions as agents give them, [K, ...], as an environment with this spec takes them.
+    """Convert agents' actions [K, ...] to those that environments with this spec take.
 
-    Floats are clipped to the bounds: what an agent draws may lie outside.
+    Floats are clipped to the bounds, because an agent may draw values outside.
     """
 
     def convert(leaf: ArraySpec, action: Any) -> Any:
@@ -227,7 +231,7 @@ def environments_action(spec: Any, actions: Any) -> Any:
 
 
 def _exact(values: Any) -> Bound:
-    """A number if they are all the same, else a flat tuple."""
+    """One number if all values are equal, else a flat tuple of them."""
     numbers = np.asarray(values).ravel()
     is_one = (numbers == numbers[0]).all()
     return numbers[0].item() if is_one else tuple(numbers.tolist())
@@ -244,9 +248,9 @@ def _bound(values: Any) -> Bound:
 
 
 def split_mask(observation: Any) -> tuple[Any, Any]:
-    """An observation, or its spec, without the mask of actions; and the mask, None without one.
+    """Split an observation, or its spec, into the rest and the action mask (None without one).
 
-    What is left of a dict with one other part is that part.
+    If the dict has only one other part, the rest is that part.
     """
     if not isinstance(observation, dict) or ACTION_MASK not in observation:
         return observation, None
@@ -255,7 +259,7 @@ def split_mask(observation: Any) -> tuple[Any, Any]:
 
 
 def describe(spec: Any) -> str:
-    """A tree of specs, for people."""
+    """A tree of specs as text, for logs and error messages."""
     if isinstance(spec, ArraySpec):
         return str(spec)
     if isinstance(spec, dict):
@@ -264,9 +268,9 @@ def describe(spec: Any) -> str:
 
 
 def canonical(spec: Any) -> Any:
-    """The same for trees whose arrays correspond, whatever their bounds.
+    """A form for comparison: equal for trees whose arrays have equal dtypes, shapes and places.
 
-    Sequences are tuples, dicts in the order of their keys, arrays have dtype and shape only.
+    Sequences become tuples, keys are sorted, and each array keeps only dtype and shape.
     """
     if isinstance(spec, ArraySpec):
         return ArraySpec(spec.dtype, spec.shape)
@@ -276,7 +280,7 @@ def canonical(spec: Any) -> Any:
 
 
 def to_json(spec: Any) -> Any:
-    """Only dicts, lists, strings and numbers."""
+    """A tree of specs as dicts, lists, strings and numbers."""
     if isinstance(spec, ArraySpec):
         json = {"dtype": spec.dtype, "shape": list(spec.shape)}
         said = {"low": spec.low, "high": spec.high, "categories": spec.categories or None}
@@ -305,5 +309,5 @@ def from_json(json: Any) -> Any:
 
 def _bound_from_json(value: Any) -> Bound:
     if isinstance(value, list):
-        return tuple(number + 0 for number in value)  # or TypeError
+        return tuple(number + 0 for number in value)  # TypeError if one is not a number
     return None if value is None else value + 0

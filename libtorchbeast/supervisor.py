@@ -1,8 +1,8 @@
-"""Processes that are kept alive: started, watched, restarted with back-off, given up, explained.
+"""Keeps processes alive: starts them, watches them, restarts them with back-off, or gives them up.
 
-One `Supervisor` for all kinds: MonoBeast's actors, workers, gateways, environment servers. Its
-owner calls `poll()` a few times a second; that waits only for a process that hangs to write its
-stack, and for one that was killed to be gone. Nothing here is compiled.
+The same `Supervisor` serves MonoBeast's actors, workers, gateways and environment servers. Its
+owner calls `poll()` a few times a second. `poll()` waits only while a process that hangs writes its
+stack, and until a process that it killed is gone. Pure Python.
 """
 
 import contextlib
@@ -23,21 +23,21 @@ from libtorchbeast.text import printable
 logger = logging.getLogger("torchbeast")
 
 MAX_FAILURES = 5  # in a row, before a process is given up
-MAX_GAP_S = 2.0  # more time between two polls says nothing about the processes
-STACK_S = 1.0  # for a process that hangs to say where
-NUM_ACCIDENTS = 5  # of the same kind that are logged one by one, in a minute
-OUTPUT_LINES = 8  # of what a process has printed, in the report of its end
-NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # later there may be
+MAX_GAP_S = 2.0  # the most of the time between two polls that counts as a process's idle time
+STACK_S = 1.0  # how long to wait for the stack of a process that hangs
+NUM_ACCIDENTS = 5  # failures of the same kind in a minute that are logged one by one
+OUTPUT_LINES = 8  # the last printed lines of a process that the report of its end shows
+NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # a retry may succeed
 MAX_LINE = 300  # characters of a printed line that a report shows
-ABORTED = "Fatal Python error: Aborted"  # what faulthandler begins with
-CANNOT_WORK = 78  # exit code (EX_CONFIG): what the command line says cannot work, now or later
+ABORTED = "Fatal Python error: Aborted"  # how faulthandler's text begins
+CANNOT_WORK = 78  # exit code (EX_CONFIG): the command line cannot work, a restart would not help
 NEVER_WORKED = 70  # exit code (EX_SOFTWARE): its environments have failed from the start
-LATE_S = 3.0  # without a heartbeat
-START_S = 60.0  # until the first heartbeat of a process, if its timeout is less
+LATE_S = 3.0  # a process without a heartbeat for so long is late
+START_S = 60.0  # the least that a process has until its first heartbeat
 
 
 class BackOff:
-    """Pauses that grow, each a little different, so that many do not come back at once."""
+    """Growing pauses between retries, with jitter, so that many processes do not retry at once."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BackOff:
         factor: float = 2.0,
         jitter: tuple[float, float] = (0.75, 1.25),
     ) -> None:
-        """Each pause is multiplied by a number between those of `jitter`."""
+        """Each pause is multiplied by a random number in the range `jitter`."""
         self._first_s = self._pause_s = first_s
         self._max_s = max_s
         self._factor = factor
@@ -61,51 +61,51 @@ class BackOff:
         return pause_s * random.uniform(*self._jitter)
 
 
-FULL_JITTER = (0.0, 1.0)  # for many that lost the same peer at the same moment
+FULL_JITTER = (0.0, 1.0)  # for many processes that lost the same peer at the same moment
 
 
 # --------------------------------------------------------------------------------- the supervisor
 
 
 class Process(Protocol):
-    """What a supervisor must know of a process."""
+    """What a supervisor needs of a process."""
 
     @property
     def pid(self) -> int: ...
 
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that killed it."""
+        """None while the process runs; -N if signal N killed it."""
 
     def heartbeat(self) -> int:
-        """Another number whenever it has done something, or has nothing to do."""
+        """A counter that grows while the process makes progress or has nothing to do."""
 
     def read_log(self) -> list[tuple[int, str]]:
-        """Levels and texts of what it has logged since the last call."""
+        """Levels and texts that the process has logged since the last call."""
 
     def read_output(self) -> list[str]:
-        """Lines of what it has printed since the last call, if that is anybody's business."""
+        """Lines that the process has printed since the last call, if its output is caught."""
 
     def kill(self) -> None:
-        """End it and whatever it has started; returns when it is gone."""
+        """Kill the process and all that it has started; return when it is gone."""
 
 
 @dataclass
 class Child:
-    """One process that a supervisor keeps alive, and how it fares."""
+    """One process that a supervisor keeps alive, and its state."""
 
     name: str
-    """As logs call it: Worker 3."""
+    """Its name in logs, such as "Worker 3"."""
     start: Callable[[int], Process]
-    """Start the process; gets the number of starts before. OSError: it cannot be started now."""
+    """Starts the process, the argument being the number of earlier starts; may raise OSError."""
     on_end: Callable[[], None] = lambda: None
-    """Called after its death, whatever the cause: take back what it held."""
+    """Called after the end of the process, whatever the cause: takes back what it held."""
     progress: Callable[[], int] | None = None
-    """Counts its work. Without it, a process that lives for `HEALTHY_S` is healthy."""
+    """Counts its steps. Without it, a process that lives for `HEALTHY_S` is healthy."""
 
     process: Process | None = field(default=None, init=False)
     given_up: bool = field(default=False, init=False)
     last_warning: str = field(default="", init=False)
-    """The text of the last warning it logged."""
+    """The text of the last warning that it has logged."""
     last_output: deque[str] = field(default_factory=lambda: deque(maxlen=OUTPUT_LINES), init=False)
     """The last lines that it has printed."""
     idle_s: float = field(default=0.0, init=False)
@@ -122,22 +122,22 @@ class Child:
 
     @property
     def is_late(self) -> bool:
-        """Whether it has worked, and does nothing for some time."""
+        """Whether it has had a heartbeat, but none for `LATE_S`."""
         return self.process is not None and self._has_beaten and self.idle_s >= LATE_S
 
 
 HEALTHY_S = 30.0  # see Child.progress
 HEALTHY_PROGRESS = (
-    100  # more steps than a host takes that ends because its environments keep failing
+    100  # more steps than a host takes before it ends because its environments keep failing
 )
 
 
 class NobodyLeft(RuntimeError):
-    """All processes were given up; the text says what the last one said, and then one sentence."""
+    """All processes were given up. The text has the last one's warning, output, and the reason."""
 
 
 class Supervisor:
-    """Keeps processes alive. All methods are for one thread."""
+    """Keeps processes alive. All methods must be called in the same thread."""
 
     def __init__(
         self,
@@ -149,16 +149,20 @@ class Supervisor:
         false_start_code: int | None = None,
         keep_output: Callable[[str, list[str]], None] | None = None,
     ) -> None:
-        """A process whose heartbeat stops for `timeout_s` is killed; `timeout_flag` names the limit
-        to users. After `max_failures` in a row a child is given up; None: never. One that ends with
-        `final_code` is not started again (`cannot_work`). `false_start_code` says that a process
-        has never worked: `NobodyLeft` if all end with it `MAX_FAILURES` times, and never otherwise.
-        `keep_output(name, lines)` gets what the processes print."""
+        """Processes are started by `poll`, not here.
+
+        A process without a heartbeat for `timeout_s` is killed and restarted; `timeout_flag` is the
+        flag that sets this limit, for the log. A child is given up after `max_failures` in a row
+        (None: never), or if its process ends with the exit code `final_code` (see `cannot_work`).
+        `false_start_code` is the exit code of a process that has never worked: if all have ended
+        so `MAX_FAILURES` times and none has ever worked, `poll` raises `NobodyLeft`.
+        `keep_output(name, lines)` gets what the processes print.
+        """
         self.children = list(children)
         self.timeout_s = timeout_s
         self.num_restarts = 0
         self.cannot_work = False
-        """A process has said so, by its exit code."""
+        """Whether a process has ended with the exit code `final_code`."""
         self._timeout_flag = f" ({timeout_flag})" if timeout_flag else ""
         self._max_failures = max_failures
         self._final_code = final_code
@@ -178,13 +182,13 @@ class Supervisor:
 
     @property
     def _start_s(self) -> float:
-        """Until the first heartbeat: a busy machine takes its time to import what is needed."""
+        """Time limit of the first heartbeat, as imports take long on a busy machine."""
         return max(self.timeout_s, START_S)
 
     def poll(self) -> None:
-        """Start what is to be started; log and restart what broke.
+        """Start processes that are due; log what they log; restart those that failed.
 
-        `NobodyLeft` with the last warning of the last one when all are given up.
+        Raises `NobodyLeft` when all are given up.
         """
         now = time.monotonic()
         # While this process was stopped (Ctrl-Z, a sleeping laptop), so were the others.
@@ -212,7 +216,7 @@ class Supervisor:
         return any(child.is_late for child in self.children)
 
     def late(self) -> list[str]:
-        """Who has done nothing for some time, and what becomes of it, for people."""
+        """Describe, for people, the children that are late, starting or about to be restarted."""
         names = []
         for child in self.children:
             if child.given_up:
@@ -227,7 +231,10 @@ class Supervisor:
         return names
 
     def fail(self, child: Child, what: str) -> None:
-        """End a child that did something wrong, and restart it later unless it never works."""
+        """End a child's process after a failure, then plan a restart or give the child up.
+
+        `what` is the failure, as text. Raises `NobodyLeft` if all children are given up.
+        """
         if child.process is not None:
             self._end(child)
         progress = child.progress() if child.progress else 0
@@ -258,7 +265,7 @@ class Supervisor:
             raise NobodyLeft("\n".join(text for text in said if text))
 
     def _count_false_start(self, child: Child, code: int) -> None:
-        """`NobodyLeft` if nothing has worked since the start; what has will again, some day."""
+        """Raise `NobodyLeft` if all have failed `MAX_FAILURES` times and none has ever worked."""
         if code == self._false_start_code:
             child._num_false_starts += 1
         else:
@@ -281,7 +288,7 @@ class Supervisor:
             logger.warning("%s", f"{shown}\n{output}" if output else shown)
 
     def read_log(self, child: Child) -> None:
-        """Log what a child has logged, and keep what it has printed."""
+        """Log what a child's process has logged, and keep what it has printed."""
         assert child.process is not None
         for level, text in child.process.read_log():
             if level >= logging.WARNING:
@@ -294,7 +301,7 @@ class Supervisor:
                 self._keep_output(child.name, lines)
 
     def close(self, stop: Callable[[], None], timeout_s: float) -> None:
-        """Call `stop`, which asks all to end; wait, then kill. Nothing is left running."""
+        """Call `stop`, which asks all processes to end; after `timeout_s`, kill the others."""
         stop()
         deadline = time.monotonic() + timeout_s
         for child in self.children:
@@ -305,7 +312,7 @@ class Supervisor:
                     logger.warning("%s did not end in time; it is killed.", child.name)
                     break
                 time.sleep(0.01)
-                for other in self.children:  # whose pipes may be full
+                for other in self.children:  # a process whose pipe is full could not end
                     if other.process is not None:
                         self.read_log(other)
             self._end(child)
@@ -322,7 +329,7 @@ class Supervisor:
             if error.errno not in NO_ROOM:
                 self.fail(child, what)
                 return
-            # Not its own fault, however often it happens: it is never given up for that.
+            # The machine's fault, not the child's: it is never given up for that.
             child._start_at = time.monotonic() + child._back_off.next_s()
             self._log(child, logging.WARNING, f"{what}; trying again.", separator=" ")
             return
@@ -337,11 +344,11 @@ class Supervisor:
             child._heartbeat, child.idle_s, child._has_beaten = heartbeat, 0.0, True
         elif child.idle_s > (self.timeout_s if child._has_beaten else self._start_s):
             self._ask_for_stack(child)
-            child._has_worked = True  # or it would have failed by itself
+            child._has_worked = True  # a process that hangs has not failed at its start
             self.fail(child, f"has done nothing for {child.idle_s:.0f} s{self._timeout_flag}")
 
     def _ask_for_stack(self, child: Child) -> None:
-        """Let a process that hangs say where; it ends of that, if it can."""
+        """Make a process that hangs write its stack, by SIGABRT, which mostly ends it; log it."""
         assert child.process is not None
         child.last_warning = ""
         with contextlib.suppress(OSError):
@@ -355,7 +362,7 @@ class Supervisor:
             self._log(child, logging.WARNING, child.last_warning)
 
     def _end(self, child: Child) -> None:
-        """Make sure that the process is gone; only then does what it held belong to nobody."""
+        """Kill the process, and only then take back what it held (`on_end`)."""
         assert child.process is not None
         self.read_log(child)
         child.process.kill()
@@ -363,7 +370,7 @@ class Supervisor:
         child.on_end()
 
     def _log(self, child: Child, level: int, text: str, separator: str = ": ") -> None:
-        # The same text is logged once, whoever said it.
+        # The same text is logged once, whichever processes it comes from.
         key = without_numbers(text)
         shown = self._repeats.take(text, child.name + separator, key, level)
         if shown is not None:
@@ -371,7 +378,7 @@ class Supervisor:
 
 
 def _output_of(child: Child) -> str:
-    """What a process printed before its end, for people."""
+    """What a process printed last, as text for the report of its end."""
     lines = [printable(line[:MAX_LINE]) for line in child.last_output]
     return "\n".join(["The last that it printed:", *lines]) if lines else ""
 
@@ -381,7 +388,7 @@ def _first_line(text: str) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, for people."""
+    """How a process ended, as text for logs."""
     if code < 0:
         names = {member.value: member.name for member in signal.Signals}
         return f"was killed by {names.get(-code, f'signal {-code}')}"

@@ -28,11 +28,11 @@ from libtorchbeast.tree import map_tree
 
 
 class BadStep(ValueError):
-    """An environment's `step` returns what no step of an environment is, whatever the action."""
+    """An environment's `step` returns something that breaks the interface, whatever the action."""
 
 
 def one_number(reward: Any) -> float:
-    """A reward as a float; some packages have it in an array."""
+    """A reward as a float, also if it is an array of one number; raises `BadStep` otherwise."""
     numbers = np.ravel(reward).tolist()
     if len(numbers) == 1 and isinstance(numbers[0], (int, float)):
         return float(numbers[0])
@@ -44,7 +44,7 @@ def one_number(reward: Any) -> float:
 
 
 class SyncEnvs:
-    """`num_envs` single environments behind the protocol of groups."""
+    """`num_envs` single environments as one group (`Environments` in rows.py)."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class SyncEnvs:
     ) -> None:
         """`observe` turns an environment's observation into a tree of arrays.
 
-        Without `knows_truncation`, a time limit is an end like any other. A learner that does not
-        know `truncated` cannot be shown that an environment was rebuilt, so that none is.
-        Without `rebuild`, what an environment raises is raised, and what it returns is unchecked.
+        Without `knows_truncation`, a time limit is an end like any other, and no environment is
+        rebuilt, because rows without `truncated` cannot show that. Without `rebuild`, exceptions
+        of environments are raised. In both cases, what environments return is not checked.
         With `masks`, frames have an `action_mask` if the environments offer one anywhere.
         """
         self.num_envs = num_envs
@@ -68,7 +68,7 @@ class SyncEnvs:
         self._make_env = make_env
         self._seed = seed
         self._knows_truncation = knows_truncation
-        self.is_checked = rebuild and knows_truncation  # each environment, before it is in a row
+        self.is_checked = rebuild and knows_truncation  # whether `step` and `reset` check rows
         self._check: Callable[[Any], None] = no_check
         if self.is_checked:
             self._check = FrameCheck(lambda: self.observation_spec)
@@ -91,7 +91,7 @@ class SyncEnvs:
 
     @property
     def observation_spec(self) -> Any:
-        """What the environments declare; after `reset` with their masks."""
+        """The spec that the environments declare; after `reset` with their action masks."""
         spec = self._observation_spec
         return spec if self._masks is None else self._masks.spec(spec)
 
@@ -108,17 +108,18 @@ class SyncEnvs:
         return self._counter.first_row(self._join(frames))
 
     def try_step(self) -> None:
-        """Step one environment, after `reset`; BadStep if what it returns is no step.
+        """After `reset`, step one environment; raise `BadStep` if its result is invalid.
 
-        What it raises is no news, as the action is a random one, unless no first step ever works:
-        such an environment would be given up as `Broken`, after all the restarts of its process.
+        The action is random, so an exception of the environment is ignored, and the step is tried
+        again. The last try's exception is raised: in a run such an environment would be `Broken`
+        again and again, until its process is given up.
         """
         space = getattr(self.envs[0], "action_space", None)
-        if space is None or self._masks is not None:  # not all actions are allowed
+        if space is None or self._masks is not None:  # a random action may not be allowed
             return
         for tries_left in reversed(range(MAX_REBUILDS + 1)):
             try:
-                with contextlib.redirect_stdout(io.StringIO()):  # it belongs to no run yet
+                with contextlib.redirect_stdout(io.StringIO()):  # there is no log for it yet
                     result = self.envs[0].step(space.sample())
                 break
             except Exception:
@@ -140,7 +141,7 @@ class SyncEnvs:
         reward = [0.0] * self.num_envs
         done = [False] * self.num_envs
         truncated = list(self._hit_time_limit)  # these rows are the extra ones
-        # Without a function for one environment: calling it would take as long as some steps do.
+        # Not in a function for one environment: its call would take as long as some steps do.
         envs, observe, check, extra = self.envs, self.observe, self._check, self._hit_time_limit
         masks, is_first = self._masks, self._num_steps == 1
         for i, action in enumerate(self._split(actions)):
@@ -155,7 +156,7 @@ class SyncEnvs:
                         complaint = FLOATS.complaint("The reward", np.array(value))
                         raise ValueError(complaint + REMEDY)
                     if (terminated or limit) and info:
-                        add_info(self._info, info)  # before a reset, which may use the dict again
+                        add_info(self._info, info)  # before a reset, which may reuse the dict
                     if terminated or (limit and not self._knows_truncation):
                         frame, done[i] = self._reset(i), True
                     else:
@@ -174,12 +175,12 @@ class SyncEnvs:
         return self._counter.row(self._join(frames), reward, done, truncated, actions)
 
     def pass_on_at_once(self) -> None:
-        """Leave frames `Unstacked`, and numbers in lists, for who copies them on."""
+        """From now on return frames `Unstacked` and numbers in lists, to be copied at once."""
         self.join = Unstacked
         self._counter.keeps_lists = True
 
     def take_info(self) -> InfoSums:
-        """Of the episodes that ended since the last call."""
+        """Sums of the numbers in `info`, over the episodes that ended since the last call."""
         info, self._info = self._info, {}
         return info
 
@@ -189,7 +190,7 @@ class SyncEnvs:
                 stack.callback(env.close)
 
     def _reset(self, i: int, seed: int | None = None) -> Any:
-        """The first frame of an episode."""
+        """Reset environment i; return the first frame of its episode, with its mask."""
         env = self.envs[i]
         frame, info = env.reset(seed=seed)
         if self._looks_for_masks:
@@ -202,8 +203,8 @@ class SyncEnvs:
         return frame
 
     def _rebuild(self, i: int, error: Exception) -> Any:
-        """The first frame of a new environment in the place of one that failed."""
-        if not self.is_checked or isinstance(error, UnknownSpace):  # it will never be another
+        """Replace environment i, which has failed; return the first frame of the new one."""
+        if not self.is_checked or isinstance(error, UnknownSpace):  # a new one would not differ
             raise error
         rebuilds = self._rebuilds[i]
         self._hit_time_limit[i] = False
@@ -222,7 +223,7 @@ class SyncEnvs:
         return None if self._seed is None else derive_seed(self._seed, *path)
 
     def _split(self, actions: Any) -> list[Any]:
-        """The action of each environment, as its own space has them."""
+        """The list of the environments' actions, in the form that their own space has."""
         if not self._takes_as_given:
             actions = environments_action(self.taken_action, actions)
         if not self._takes_numbers:
@@ -230,7 +231,7 @@ class SyncEnvs:
         if len(actions) != self.num_envs:
             raise ValueError(f"There must be {self.num_envs} actions, got {len(actions)}.")
         if isinstance(self.envs[0], OldGym):
-            # As they are: NumPy's integers, which environments for TorchBeast's Server know.
+            # As NumPy's integers, which environments written for TorchBeast's Server expect.
             return list(np.asarray(actions))
         if type(actions) is list:
             return actions
@@ -240,7 +241,7 @@ class SyncEnvs:
         return map_tree(lambda _, array: array[i], self.action_spec, actions)
 
     def _join(self, frames: list[Any]) -> Any:
-        """The environments' trees of arrays to one tree with num_envs as first dimension."""
+        """Join the environments' frames, trees of arrays, to one tree of arrays [num_envs, ...]."""
         if isinstance(frames[0], np.ndarray):
             return self.join(frames)
         return map_tree(lambda *arrays: self.join(list(arrays)), *frames)
@@ -257,7 +258,7 @@ def _make_all(make_env: Callable[[], Any], num_envs: int) -> list[Any]:
     with contextlib.ExitStack() as stack:
         envs = []
         for _ in range(num_envs):
-            HEARTBEAT.get()()  # all of them may take longer than one is given
+            HEARTBEAT.get()()  # the watchdog's time limit is for making one, not all
             try:
                 envs.append(as_gymnasium(make_env()))
             except Exception as error:
@@ -265,5 +266,5 @@ def _make_all(make_env: Callable[[], Any], num_envs: int) -> list[Any]:
                     error.add_note(_ONE_A_PROCESS.format(made=len(envs)))
                 raise
             stack.callback(close_failed, envs[-1])
-        stack.pop_all()  # all could be made: none is closed
+        stack.pop_all()  # no failure: none is closed
     return envs

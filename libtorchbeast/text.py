@@ -1,4 +1,4 @@
-"""Texts made fit to be shown and sent, above all those of others. Nothing here is compiled."""
+"""Makes texts, above all those of other programs, fit to be shown and sent. Pure Python."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: str) -> str:
-    """Without colours, and without characters that would do something to a terminal."""
+    """Remove colour codes, and replace characters that would control a terminal by "?"."""
     return "".join(c if c.isprintable() else "?" for c in COLOURS.sub("", text))
 
 
@@ -16,12 +16,12 @@ def printable_lines(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Without lone surrogates, which names of files may have and UTF-8 has no bytes for."""
+    """Replace lone surrogates, which file names may have and UTF-8 cannot encode, by "?"."""
     return text.encode(errors="replace").decode()
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as lines, its columns aligned."""
+    """Rows of cells as lines of text, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

@@ -1,6 +1,6 @@
-"""Nested structures in a dozen lines of Python, for what must work without compiled code.
+"""Nested structures in pure Python, for code that must work without compiled modules.
 
-A tree is a dict, a tuple or a list of trees; anything else is a leaf. (`nest` is the fast one.)
+A tree is a dict, a tuple or a list of trees; anything else is a leaf. `nest` does the same, faster.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaves_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All leaves with their names, such as `camera/left`; dicts in the order of their keys."""
+    """All leaves with their names, such as `camera/left`; dicts in the order of sorted keys."""
     if isinstance(tree, dict):
         parts: Any = ((key, tree[key]) for key in sorted(tree))
     elif isinstance(tree, (tuple, list)):

@@ -1,4 +1,4 @@
-"""Nobody waits without a word: what takes long says so. Nothing here is compiled."""
+"""Logs that something takes long, so that a user knows what the program waits for. Pure Python."""
 
 import logging
 import threading
@@ -8,19 +8,22 @@ from contextlib import contextmanager
 
 logger = logging.getLogger("torchbeast")
 
-SAY_S, SAY_AGAIN_S = 10.0, 60.0  # until the first word, and the next one
+SAY_S, SAY_AGAIN_S = 10.0, 60.0  # until the first message, and between further ones
 
 
 @contextmanager
 def say_if_slow(what: str) -> Iterator[None]:
-    """Around something that a user waits for, before there is a view that could say so."""
+    """Log a warning, from time to time, while the `with` block runs for long.
+
+    For what a user waits for before there is a live view.
+    """
     done = threading.Event()
     started_at = time.monotonic()
 
     def watch() -> None:
         pause_s = SAY_S
         while not done.wait(pause_s):
-            # A warning is shown also where nobody has set up logging.
+            # A warning, because it is shown even if logging has not been set up.
             logger.warning("%s takes long: %.0f s so far.", what, time.monotonic() - started_at)
             pause_s = SAY_AGAIN_S
 

@@ -1,4 +1,4 @@
-// What the two modules must agree on about Python's containers.
+// Python's containers, as both modules treat them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -6,7 +6,7 @@
 
 namespace torchbeast {
 
-// Takes over a new reference; throws the Python error that a null stands for.
+// Takes ownership of a new reference; throws the current Python error if it is null.
 inline nanobind::object checked(PyObject* object) {
   if (object == nullptr) throw nanobind::python_error();
   return nanobind::steal(object);
@@ -32,7 +32,7 @@ inline bool is_named_tuple(PyObject* tuple) {
          PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(tuple)), "_fields") != 0;
 }
 
-// As the type's own _make() does: a __new__ written by the user is not asked.
+// As the type's own _make(): a __new__ written by the user is not called.
 inline nanobind::object make_named_tuple(PyTypeObject* type, const nanobind::object& items) {
   const nanobind::object arguments = checked(PyTuple_Pack(1, items.ptr()));
   return checked(PyTuple_Type.tp_new(type, arguments.ptr(), nullptr));

@@ -31,7 +31,7 @@ class Reader {
       for (std::uint32_t i = 0; i < size; ++i) read(PyTuple_GET_ITEM(nest, i));
     } else if (PyList_Check(nest)) {
       const nb::object items =
-          checked(PyList_AsTuple(nest));  // Reading a leaf may run Python code.
+          checked(PyList_AsTuple(nest));  // A copy, as reading a leaf may run Python code.
       const auto size = static_cast<std::uint32_t>(PyTuple_GET_SIZE(items.ptr()));
       structure->add_list(size);
       for (std::uint32_t i = 0; i < size; ++i) read(PyTuple_GET_ITEM(items.ptr(), i));
@@ -103,7 +103,7 @@ class Writer {
   }
 
   nb::object write_dict(std::uint32_t size) {
-    const std::size_t first_key = next_key_;  // Those of the dicts inside follow.
+    const std::size_t first_key = next_key_;  // The keys of the dicts inside come after these.
     next_key_ += size;
     nb::dict dict;
     for (std::uint32_t i = 0; i < size; ++i) {

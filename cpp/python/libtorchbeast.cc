@@ -32,7 +32,7 @@ using namespace nb::literals;
 namespace torchbeast {
 namespace {
 
-// A Python exception on its way from a consumer to those who wait for its batch.
+// A Python exception that a consumer has set for the callers that wait for its batch.
 struct ForwardedException : std::exception {
   explicit ForwardedException(nb::handle error) : object(hold(error)) {}
   const char* what() const noexcept override { return "Python exception"; }
@@ -41,7 +41,7 @@ struct ForwardedException : std::exception {
 
 unsigned long main_thread;  // Set at import.
 
-// Ctrl-C only ever arrives in the main thread; the others have nothing to look for.
+// Ctrl-C arrives only in the main thread, so the other threads need no poll.
 Poll signals() {
   if (PyThread_get_thread_ident() != main_thread) return {};
   return [] {
@@ -218,13 +218,13 @@ Clock::time_point after(double seconds) {
                             static_cast<std::int64_t>(1000 * std::clamp(seconds, 0.0, kYear)));
 }
 
-// Calls wait(deadline), which returns a state, until `is_over` says that it is enough.
+// Calls wait(deadline), which returns a state, until is_over(state) or the time is over.
 template <typename Wait, typename IsOver>
 Turn::State wait_in_slices(double seconds, Wait wait, IsOver is_over) {
   const Poll poll = signals();
   const Clock::time_point deadline = after(seconds);
   return without_gil([&] {
-    for (;;) {  // For Ctrl-C.
+    for (;;) {  // In slices, for Ctrl-C.
       const Clock::time_point next = Clock::now() + kPollInterval;
       const bool last = !poll || deadline <= next;
       const Turn::State now = wait(last ? deadline : next);
@@ -286,7 +286,7 @@ void bind_turn(nb::module_& m) {
       .value("CLOSED", Turn::kClosed, "The end.");
 }
 
-// Its actors may wait for what only the holder of the interpreter lock can do.
+// Stops without the interpreter lock: its actors may wait for a thread that needs the lock.
 struct PythonActorPool : ActorPool {
   using ActorPool::ActorPool;
   ~PythonActorPool() {
@@ -368,7 +368,7 @@ void bind_actor_pool(nb::module_& m) {
 
 NB_MODULE(_C, m) {
   using namespace torchbeast;
-  // Queues in global variables outlive the interpreter's last look around; that is no leak.
+  // Queues in global variables outlive nanobind's check for leaks; they are not leaks.
   nb::set_leak_warnings(false);
   nb::object thread = nb::module_::import_("threading").attr("main_thread")();
   main_thread = nb::cast<unsigned long>(thread.attr("ident"));

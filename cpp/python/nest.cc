@@ -1,8 +1,8 @@
 // The Python module nest._C: nests of any Python objects.
 //
 // Everything that is not a tuple, list or dict is a leaf. Dicts are walked in the order of their
-// sorted keys. Functions called on leaves may do what they like to the containers meanwhile, so
-// every item is held while it is in use.
+// sorted keys. A function that is called on leaves may change the containers meanwhile, so a
+// reference to every item is held while the item is in use.
 #include <array>
 #include <string>
 #include <vector>
@@ -104,7 +104,7 @@ class Walk {
       }
     }
     const nb::object keys = sorted_keys(first);
-    nb::object result = checked(PyDict_Copy(first));  // Keeps the order in which it is printed.
+    nb::object result = checked(PyDict_Copy(first));  // Keeps the order of its keys.
     Nests items = nests;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys.ptr()); ++i) {
       PyObject* key = PyList_GET_ITEM(keys.ptr(), i);
@@ -158,7 +158,7 @@ nb::object map_many(const nb::object& f, const nb::args& nests) {
   });
 }
 
-// Calls visit(leaf) until it returns true. No Python code runs but the comparison of keys.
+// Calls visit(leaf) until it returns true. Except for comparisons of keys, no Python code runs.
 template <typename Visit>
 bool visit_leaves(PyObject* nest, Visit& visit) {
   if (!is_container(nest)) return visit(nest);

@@ -12,8 +12,8 @@ namespace {
 
 struct Dropped {
   std::mutex mutex;
-  std::vector<std::pair<void*, void (*)(void*)>> things;  // And what releases them.
-  std::atomic<bool> any{false};  // Spares the lock where there is nothing to do.
+  std::vector<std::pair<void*, void (*)(void*)>> things;  // And the functions to release them.
+  std::atomic<bool> any{false};  // Avoids the lock if there is nothing to do.
 };
 
 // Never destroyed: threads may outlive the interpreter.
@@ -29,7 +29,7 @@ void drop(PyObject* object) {
 }  // namespace
 
 void let_go(void* thing, void (*release)(void*)) {
-  if (!nb::is_alive()) return;  // Too late to tell Python.
+  if (!nb::is_alive()) return;  // The interpreter has ended: nothing can be released.
   if (PyGILState_Check() != 0) return release(thing);
   const std::lock_guard<std::mutex> lock(dropped().mutex);
   dropped().things.emplace_back(thing, release);

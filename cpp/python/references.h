@@ -1,6 +1,6 @@
-// References to Python objects in the hands of the core, whose threads never wait for the
-// interpreter lock: one dropped without it is put aside, and the next call from Python lets go of
-// it.
+// References to Python objects that the core holds. Threads of the core never wait for the
+// interpreter lock: a reference that is dropped without it is put into a list, which the next call
+// from Python releases.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,14 +9,14 @@
 
 namespace torchbeast {
 
-// Lets go of something of Python's by calling release(thing), now or, without the interpreter lock,
-// in the next call from Python.
+// Calls release(thing): now, or if this thread does not hold the interpreter lock, in the next call
+// from Python.
 void let_go(void* thing, void (*release)(void*));
 
 // A new reference that any thread may drop. The caller holds the interpreter lock.
 std::shared_ptr<void> hold(nanobind::handle object);
 
-// Lets go of what was put aside. The caller holds the interpreter lock.
+// Releases what is in the list. The caller holds the interpreter lock.
 void release_dropped();
 
 }  // namespace torchbeast

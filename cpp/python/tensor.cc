@@ -18,12 +18,13 @@ namespace {
 
 [[noreturn]] void raise_python_error() { throw nb::python_error(); }
 
-// Of the tables of functions that PyTorch offers, newest first, the one whose layout we know.
+// PyTorch offers a list of tables of functions, the newest first. Returns the one with the layout
+// of our version of DLPack, or null.
 const DLPackExchangeAPI* our_version_of(const DLPackExchangeAPIHeader* header) {
   while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) {
     header = header->prev_api;
   }
-  return reinterpret_cast<const DLPackExchangeAPI*>(header);  // Which the header begins.
+  return reinterpret_cast<const DLPackExchangeAPI*>(header);  // The header is its first member.
 }
 
 // What we need of PyTorch; looked up once, never freed.
@@ -49,8 +50,8 @@ struct Torch {
 };
 
 const Torch& torch() {
-  // Not a static local: its guard would be waited for while holding the interpreter lock, which the
-  // import may have given away.
+  // Not a static object, whose guard could cause a deadlock: a second thread would wait for it with
+  // the interpreter lock held, which the first one may have released during the import.
   static Torch* instance = nullptr;
   if (instance == nullptr) {
     auto made = std::make_unique<Torch>();
@@ -60,7 +61,7 @@ const Torch& torch() {
 }
 
 bool is_tensor(nb::handle object) {
-  // Nobody can have a tensor before torch is imported, and we don't import it for a NumPy array.
+  // There are no tensors before torch is imported, and a NumPy array is no reason to import it.
   static bool imported = false;
   if (!imported) {
     PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
@@ -90,7 +91,7 @@ bool method_says_true(nb::handle object, const Name& name) {
   return checked(PyObject_CallMethodNoArgs(object.ptr(), name.ptr())).is(nb::handle(Py_True));
 }
 
-// The rules for tensors, checked before an exchange that would break them or answer less clearly.
+// Checks the rules for tensors, which the exchange would ignore or report less clearly.
 void check_tensor(nb::handle tensor) {
   static const Name kRequiresGrad("requires_grad"), kIsCpu("is_cpu"), kLayout("layout");
   if (attribute_is_true(tensor, kRequiresGrad)) {
@@ -108,7 +109,7 @@ void check_tensor(nb::handle tensor) {
   }
 }
 
-// Whether PyTorch has put off a change of sign or a conjugation, which the memory does not show.
+// Whether PyTorch has postponed a change of sign or a conjugation, so that memory does not have it.
 bool is_negated(nb::handle tensor) {
   static const Name kIsNeg("is_neg");
   return method_says_true(tensor, kIsNeg);
@@ -162,7 +163,7 @@ Array from_dlpack_capsule(nb::handle object) {
 Array from_tensor(nb::handle tensor) {
   check_tensor(tensor);
   const DLPackExchangeAPI* exchange = torch().exchange;
-  // A subclass may have its own idea of what its elements are; only its own method knows.
+  // A subclass may define its elements in another way, which only its own __dlpack__() knows.
   if (exchange == nullptr || Py_TYPE(tensor.ptr()) != torch().tensor_type) {
     const bool is_lazy = is_negated(tensor) || is_conjugated(tensor);
     return from_dlpack_capsule(is_lazy ? resolve(tensor) : nb::borrow(tensor));
@@ -178,7 +179,7 @@ Array from_tensor(nb::handle tensor) {
   return is_lazy ? from_tensor(resolve(tensor)) : array;
 }
 
-// The type of elements that a buffer calls `format`, in the words of the struct module.
+// The dtype that a buffer's `format`, a format string of the struct module, stands for.
 DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
   const char* code = format;
   if (*code == '@' || *code == '=' || *code == '<' || *code == '|') ++code;
@@ -222,7 +223,7 @@ Array from_buffer(nb::handle object) {
   return array;
 }
 
-// A managed tensor of ours and what it refers to, in one piece. Its deleter knows no Python.
+// A managed tensor and the array that it refers to, in one object. Its deleter uses no Python.
 template <typename Managed>
 struct Lease {
   explicit Lease(const Array& source) : array(source) {
@@ -248,14 +249,14 @@ nb::object to_torch_by_exchange(const Array& array, const DLPackExchangeAPI& exc
   if (exchange.managed_tensor_to_py_object_no_sync(&lease->managed, &object) != 0) {
     raise_python_error();
   }
-  lease.release();  // The tensor has it now.
+  lease.release();  // The tensor owns it now.
   return nb::steal(static_cast<PyObject*>(object));
 }
 
 nb::object to_torch_by_capsule(const Array& array) {
   auto lease = std::make_unique<Lease<DLManagedTensor>>(array);
   PyObject* capsule = PyCapsule_New(&lease->managed, "dltensor", [](PyObject* self) {
-    // Renamed by whoever took the tensor; otherwise nobody did.
+    // A consumer that has taken the tensor has renamed the capsule, and deletes the tensor itself.
     if (PyCapsule_IsValid(self, "dltensor") == 0) return;
     auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
     managed->deleter(managed);

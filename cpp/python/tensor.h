@@ -1,5 +1,5 @@
-// Arrays of the core from Python's tensors and back, without a copy. The caller holds the
-// interpreter lock; the memory's owners may go in any thread, with the lock or without.
+// Converts Python's tensors to arrays of the core and back, without a copy. The caller holds the
+// interpreter lock; owners of memory may be released in any thread, with the lock or without.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,7 +8,7 @@
 
 namespace torchbeast {
 
-// From a torch tensor, a NumPy array, or what else speaks DLPack or the buffer protocol.
+// From a torch tensor, a NumPy array, or another object with DLPack or the buffer protocol.
 // Throws nb::type_error or std::invalid_argument.
 Array array_from_python(nanobind::handle object);
 

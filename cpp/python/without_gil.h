@@ -6,9 +6,9 @@
 
 namespace torchbeast {
 
-// Gives the interpreter lock away while it lives. When the interpreter ends meanwhile, Python
-// before 3.14 ends the threads that ask for the lock by unwinding their stacks, which C++ answers
-// with an abort; here such a thread stays asleep until the process is gone.
+// Releases the interpreter lock while it lives. If the interpreter ends meanwhile, Python before
+// 3.14 ends the threads that ask for the lock by unwinding their stacks, which would abort the
+// process, as this is a destructor. Here such a thread sleeps until the process ends.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
