@@ -165,12 +165,18 @@ def _flatten(action: Any, mask: Any) -> np.ndarray:
         return np.ones(count_choices(action), np.bool_)
     if isinstance(action, dict) and isinstance(mask, dict):
         parts = [(action[key], mask.get(key)) for key in sorted(action)]
-    elif isinstance(action, (tuple, list)) and len(action) == len(mask):
+    elif _are_parallel(action, mask):
         parts = list(zip(action, mask, strict=True))
     else:  # also a tuple of masks for a MultiDiscrete, which is Gymnasium's format
         leaves = [np.asarray(leaf).reshape(-1) for _, leaf in leaves_of(mask)]
         return np.concatenate(leaves) if leaves else np.zeros(0, np.bool_)
     return np.concatenate([_flatten(*part) for part in parts])
+
+
+def _are_parallel(action: Any, mask: Any) -> bool:
+    """Whether both are sequences of the same length."""
+    are_sequences = isinstance(action, (tuple, list)) and isinstance(mask, (tuple, list))
+    return are_sequences and len(action) == len(mask)
 
 
 def _find_choices(action: Any) -> tuple[Any, np.ndarray]:

@@ -105,6 +105,7 @@ class Odd(Masked):
         ([np.full(5, 0.5)], None, r"must hold 1 for what is possible and 0 for .*, got \[0\.5"),
         ([np.zeros(5)], None, "must allow an action at each choice, got one that allows none"),
         ([np.array([1, 1, 0, 0, 0])], SPACES["multi"], "must have 11 numbers .*, got 5"),
+        ([1], spaces.Tuple([spaces.Discrete(2)] * 2), "must have 4 numbers .*, got 1"),
         ([[1, 1], [1, 1]], spaces.Box(-1, 1, (2,)), r"is for Discrete, .* for float32\[2\]; leave"),
         ([np.ones(5), None], None, "must be there at each reset and step, as it was at the first"),
         ([None, np.ones(5)], None, "must have one at reset, too, got the first after a step"),

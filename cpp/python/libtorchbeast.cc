@@ -255,9 +255,10 @@ void bind_turn(nb::module_& m) {
               "word"_a)
           .def_prop_ro("state", &Turn::state)
           .def("pass_on", &Turn::pass, "from_"_a, "to"_a,
-               "Pass the turn and wake who waits for it; False if it is not `from_`.")
-          .def("abandon", &Turn::abandon, "The environments are gone, whoever had the turn.")
-          .def("close", &Turn::close, "The end, whoever had the turn.")
+               "Pass the turn and wake the other side; False if the turn is not `from_`'s.")
+          .def("abandon", &Turn::abandon,
+               "Mark the environments as gone, whichever side has the turn.")
+          .def("close", &Turn::close, "Close the lane for good, whichever side has the turn.")
           .def(
               "wait_while",
               [](const Turn& self, Turn::State state, double timeout_s) {
@@ -321,16 +322,13 @@ void bind_actor_pool(nb::module_& m) {
           },
           "turn"_a, "row"_a, "action"_a, "wakeup_fd"_a = nb::none(), "client"_a = 0,
           "has_rollouts"_a = false, "marks_rows"_a = true,
-          "Start an actor for a lane of arrays [1, K, ...]. The row is a dict, or a tuple for "
-          "code\n"
-          "written for TorchBeast; agent and learner get the same. The wakeup is written to when "
-          "the turn\n"
-          "goes to the environments; the descriptor is copied. Clients have equal shares of agent\n"
-          "and learner. With has_rollouts the row is ((rows, outputs), agent_state), whole "
-          "rollouts\n"
-          "for the learner, and the action is empty. Without marks_rows the environments' side is "
-          "never\n"
-          "shown a turn that is marked: older versions do not know it.")
+          "Start an actor for a lane of arrays [1, K, ...].\n"
+          "The row is a dict, or a tuple for code written for TorchBeast; agent and learner\n"
+          "get the same containers. The wakeup is written to when the turn goes to the\n"
+          "environments; its descriptor is copied. Clients have equal shares of agent and\n"
+          "learner. With has_rollouts the row is ((rows, outputs), agent_state), whole\n"
+          "rollouts for the learner, and the action is empty. Without marks_rows the\n"
+          "environments' side never sees a marked turn, which older versions do not know.")
       .def(
           "run",
           [](PythonActorPool& self) {
