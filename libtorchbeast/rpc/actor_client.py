@@ -4,8 +4,8 @@
     Session     one stream: the state that this thread shares with the thread that acts
 
 The thread that acts steps environments and runs the model. It waits for the network only if it has
-no weights that it may use, or has `rollouts_ahead` rollouts in transit. Any error of a stream ends
-its session, and the link dials again.
+no weights that it may use, or more than `rollouts_ahead` rollouts in transit. Any error of a stream
+ends its session, and the link dials again.
 """
 
 import asyncio
