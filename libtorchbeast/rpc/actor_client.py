@@ -205,7 +205,7 @@ class ActorLink:
         self._is_stopped = True
         session = self._session
         if session is not None:
-            session.is_over = True  # no lock: a signal handler may interrupt its owner
+            session.is_over = True  # no lock: a signal handler may interrupt the lock's owner
         self._stop()
 
     def join(self) -> None:

@@ -151,7 +151,7 @@ def decode_welcome(data: bytes, hello: Hello) -> Welcome:
 
 
 def _tensors_in(welcome: pb.Welcome) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """Return `Welcome.tensors`, checked; see the class above."""
+    """Check the tensors of a message, and return them as `Welcome.tensors`."""
     if not 1 <= len(welcome.tensors) <= MAX_TENSORS:
         raise invalid(f"A model must have 1 to {MAX_TENSORS} tensors, got {len(welcome.tensors)}.")
     tensors = []

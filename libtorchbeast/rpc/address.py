@@ -24,7 +24,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Parse an address; raise ValueError with one sentence if `text` is none."""
+        """Parse an address; raise ValueError with one sentence if `text` is not one."""
         if text.startswith("unix:"):
             path = text.removeprefix("unix:")
             path = path.removeprefix("//") if path.startswith("///") else path
@@ -74,7 +74,7 @@ def is_ours(path: str) -> bool:
 
 @contextlib.contextmanager
 def owner_only_socket(address: Address) -> Iterator[None]:
-    """Context in which to bind a unix socket: it replaces a stale one, and is its owner's only.
+    """Context in which to bind a unix socket: a stale one is removed, other users are kept out.
 
     For a `host:port` the context does nothing.
     """

@@ -181,7 +181,7 @@ async def why_closed(link: LaneLink, connection: Any) -> Refused | LearnerGone:
 
 
 def understood(message: dict[str, Any]) -> Greeting:
-    """Return the Greeting in a message; raise `BadAnswer` if it is none or of another version."""
+    """Return the Greeting in a message; raise `BadAnswer` if invalid or of another version."""
     try:
         return greeting_from_json(message)
     except Refused as error:

@@ -220,7 +220,7 @@ class EnvironmentRaised(Exception):
 
 @contextlib.contextmanager
 def what_environments_raise() -> Iterator[None]:
-    """Raise errors of the environments as `EnvironmentRaised`, unlike those of the connection.
+    """Raise errors of environments as `EnvironmentRaised`; pass on those of the connection.
 
     A learner's action that breaks a rule (`BadAnswer`) is raised as `Refused`.
     """

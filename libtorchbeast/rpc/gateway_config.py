@@ -20,7 +20,7 @@ class GatewaysConfig:
     listen: Sequence[str] = ()
     """Addresses for environments that dial in."""
     server_addresses: Sequence[str] = ()
-    """Servers to dial, with as many streams as each asks for, or as often as it is listed here."""
+    """Servers to dial; each gets a stream per mention here, or as many as it asks for if more."""
     expects_servers: bool = True
     """Whether a server is expected at each of these addresses, and not only at some."""
     security: Security = field(default_factory=Security)
@@ -30,7 +30,7 @@ class GatewaysConfig:
     """Groups of environments that may play, over all gateways; None: no limit."""
     knows_truncation: bool = True
     rows_per_rollout: int = 1
-    """T+1; by it the memory that an environment's rollouts take is computed."""
+    """T+1, from which the memory for an environment's rollouts is computed."""
 
     def check(self) -> None:
         """Raise ValueError with one sentence if this configuration cannot work."""

@@ -190,7 +190,7 @@ class Gateways:
         self._grants.spec = spec
 
     def finish(self) -> None:
-        """Tell clients, by a status, that training is finished; call it before `close`."""
+        """Send clients the status that training is finished; call it before `close`."""
         self._send_stop(finished=True)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ class Watched:
         self._deadlines: dict[str, float] = {}  # by what is expected
 
     def expect(self, what: str, seconds: float) -> None:
-        """Set the deadline until which the other end must have done `what`."""
+        """Set the deadline by which the other end must have done `what`."""
         self._deadlines[what] = time.monotonic() + seconds
 
     def has_done(self, what: str) -> None:

@@ -156,7 +156,7 @@ def refusal_from_json(message: dict[str, Any]) -> Refused:
 
 
 def retry_in(seconds: Any) -> float | None:
-    """Return the time that the other end wants to pass before the next call, within bounds.
+    """Return after how many seconds the other end wants to be dialled again, within bounds.
 
     None if it gave no valid number.
     """
@@ -283,7 +283,7 @@ def check_version(version: int, minor: int) -> None:
 
 
 def check_token(expected: str, given: str) -> None:
-    """Raise `Refused` unless the tokens are equal, in a time that does not depend on `given`."""
+    """Raise `Refused` if `expected` is a token and `given` another; compare in constant time."""
     if expected and not hmac.compare_digest(*map(_token_bytes, (expected, given))):
         what = "another one" if given else "none"
         raise Refused(
@@ -297,7 +297,7 @@ def _token_bytes(token: str) -> bytes:
 
 
 def check_fit(expected: Spec | None, got: Spec) -> None:
-    """Raise `Refused` unless environments have the spec that the learner expects, if it does.
+    """Raise `Refused` unless environments have the spec that the learner expects (None: any).
 
     Bounds may differ. Numbers of actions, or of other categories, may not if both are known.
     """

@@ -52,8 +52,8 @@ class GatewayLanes:
             lane.turn.abandon()
 
     def forget_closed(self) -> None:
-        """Drop all closed lanes."""
-        for lane in self.handed_over - self.lent:  # the gateway died: its hosts must leave
+        """Drop closed lanes; close those of hosts whose gateway died, so that they leave."""
+        for lane in self.handed_over - self.lent:  # the gateway died
             lane.turn.abandon()
             if lane.turn.state == FREE:
                 lane.turn.close()

@@ -120,7 +120,7 @@ class LearnerConnection:
             self.send("lost", id=message["id"])
 
     def _take_model(self, message: dict[str, Any]) -> None:
-        """Accept the offer of the model, with the memory of its weights, unless it is here.
+        """Accept the offer of the model, with the memory of its weights, unless this end has it.
 
         The learner sends it before the first lane for rollouts, and again after any lane was lost.
         """

@@ -153,7 +153,7 @@ def parse_handshake(message_class: Any, data: bytes) -> Any:
 
 
 def parse(message_class: Any, data: bytes) -> Any:
-    """Parse bytes as a message of this class; raise `Refused` if they are none."""
+    """Parse bytes as a message of this class; raise `Refused` if that fails."""
     try:
         return message_class.FromString(data)
     except DecodeError as error:
