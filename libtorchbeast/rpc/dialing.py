@@ -86,7 +86,7 @@ class Redial:
         self._refusals = BackOff(REFUSED_S, MAX_REFUSED_S)
 
     def succeeded(self) -> None:
-        """Log that there is a link, and begin again with short pauses."""
+        """Log that there is a link, and reset the pauses, except those after refusals."""
         self._log(f"Playing with the learner at {self._address}.")
         self._back_off.reset()
 
