@@ -1,6 +1,7 @@
-"""Environments on other machines, or in other languages: gRPC both ways.
+"""The network: gRPC connections between a learner and environments on other machines.
 
-`env.proto` is the protocol. Who dials whom is free: `env_server.py` has environments that listen,
-`env_client.py` and `simulator.py` such that dial in. `gateway.py` is the learner's end of all of
-them, and `gateway_processes.py` what starts it.
+`env.proto` defines the protocol, also for clients in other languages. Either end may dial: the
+environments of `env_server.py` listen, while those of `env_client.py` and `simulator.py`, and the
+actors of `actor_client.py`, dial. `gateway.py` is the learner's end of all these connections, and
+`gateway_processes.py` starts it.
 """

@@ -1,10 +1,11 @@
 """The actor's end of its stream to a learner: a thread that sends rollouts and fetches weights.
 
-    ActorLink   dials, again and again; the thread, and what it shares with the one that acts
-    Session     one stream: what the learner has said in it
+    ActorLink   dials the learner until it is stopped, in a thread of its own
+    Session     one stream: the state that this thread shares with the thread that acts
 
-The thread that acts steps environments and runs the model; it never waits for the network unless
-the learner wants it to. Whatever goes wrong with a stream ends its session, and there is another.
+The thread that acts steps environments and runs the model. It waits for the network only if it has
+no weights that it may use, or more than `rollouts_ahead` rollouts in transit. Any error of a stream
+ends its session, and the link dials again.
 """
 
 import asyncio
@@ -43,40 +44,43 @@ from libtorchbeast.rpc.weights import Assembly
 
 logger = logging.getLogger("torchbeast")
 
-TICK_S = 0.25  # between two heartbeats of who waits
+TICK_S = 0.25  # between two calls of `tick` while a thread waits
 JOIN_S = 10.0
 OLD_LEARNER = "This learner takes no actors that carry the model; update it, or use polybeast_env."
 
 
 class SessionOver(Exception):
-    """The stream has ended, or this end is to stop."""
+    """The stream has ended, or the link was stopped."""
 
 
 class Session:
-    """One stream to the learner. What both threads use changes under the link's condition."""
+    """One stream to the learner. The link's condition `changed` guards what both threads use."""
 
     def __init__(self, welcome: Welcome, changed: threading.Condition) -> None:
         self.welcome = welcome
         self.weights: tuple[int, bytes] | None = None
-        """The newest that are here: their version, and their bytes."""
+        """The newest weights received: their version and their bytes."""
         self.newest = -1
-        """The learner's version, as last heard."""
+        """The newest version that the learner has reported."""
         self.num_untaken = 0
-        """Rollouts that were sent and not taken."""
+        """Rollouts that were sent and not yet taken by the learner."""
         self.version_at_taken = -1
-        """The learner's, when it took the last one."""
+        """The learner's version when it took the last rollout."""
         self.is_over = False
         self._changed = changed
         self._is_asking = False
         self._loop = asyncio.get_running_loop()
         self._outgoing: asyncio.Queue[bytes | Exception] = asyncio.Queue()
-        self._ended_by: Exception | None = None  # if it is by this end
+        self._ended_by: Exception | None = None  # set if this end ends the stream
         self._assembly = Assembly(welcome.weights_bytes)
 
-    # For the thread that acts.
+    # Called by the thread that acts.
 
     def wait_for(self, condition: Callable[[], bool], tick: Callable[[], None]) -> None:
-        """`SessionOver` if it does not come true before that; `tick` is called meanwhile."""
+        """Wait until `condition()` is true; raise `SessionOver` if the session ends before.
+
+        `tick` is called a few times a second meanwhile.
+        """
         with self._changed:
             while not self.is_over and not condition():
                 tick()
@@ -84,11 +88,12 @@ class Session:
             self.check()
 
     def check(self) -> None:
+        """Raise `SessionOver` if the session has ended."""
         if self.is_over:
             raise SessionOver
 
     def ask_for_weights(self) -> None:
-        """Newer ones than those that are here, unless they are on their way."""
+        """Request weights newer than `self.weights`, unless an earlier request is still open."""
         with self._changed:
             if self._is_asking or self.is_over:
                 return
@@ -102,12 +107,12 @@ class Session:
         self._put(data)
 
     def refuse(self, why: str) -> None:
-        """End the stream: nothing can be done with what the learner said."""
+        """End the stream because this actor cannot play for this learner."""
         self._ended_by = Unfit(why)
         self._put(self._ended_by)
 
     def fail(self, text: str) -> None:
-        """Say what the environments failed with, and end the stream."""
+        """Send the learner the traceback of environments that failed, and end the stream."""
         self._ended_by = SessionOver("The environments failed.")
         self._put(encode_actor_failure(text))
         self._put(self._ended_by)
@@ -116,7 +121,7 @@ class Session:
         with contextlib.suppress(RuntimeError):  # the loop may be closed by now
             self._loop.call_soon_threadsafe(self._outgoing.put_nowait, message)
 
-    # For the event loop.
+    # Called in the link's event loop.
 
     async def receive(self, call: Any) -> None:
         import grpc.aio
@@ -142,9 +147,9 @@ class Session:
         while True:
             message = await self._outgoing.get()
             if isinstance(message, Exception):
-                # While `receive` reads on: when its read is cancelled, grpc drops what was written.
+                # `receive` must keep reading: grpc drops written messages if a read is cancelled.
                 await finish_writing(call)
-                await asyncio.sleep(FLUSH_S)  # `receive` ends before, if the learner answers
+                await asyncio.sleep(FLUSH_S)  # cut short if the learner ends the stream
                 raise message
             await call.write(message)
 
@@ -155,7 +160,7 @@ class Session:
 
 
 class ActorLink:
-    """Keeps a session with a learner, in a thread of its own, until it is stopped."""
+    """Keeps a session with a learner open, in a thread of its own, until it is stopped."""
 
     def __init__(
         self,
@@ -180,7 +185,10 @@ class ActorLink:
         self._thread.start()
 
     def next_session(self, tick: Callable[[], None]) -> Session:
-        """Wait for a stream, and the learner's Welcome; `SessionOver` once it is stopped."""
+        """Wait until the learner has welcomed a new stream, and return its session.
+
+        Raise `SessionOver` once the link is stopped, or the error that ended its thread.
+        """
         with self._changed:
             while True:
                 if self._error is not None:
@@ -193,11 +201,11 @@ class ActorLink:
                 self._changed.wait(TICK_S)
 
     def stop(self) -> None:
-        """End all of it; from any thread, or a signal's handler. Ends by itself soon after."""
+        """Stop the session and the link's thread; safe in any thread and in a signal handler."""
         self._is_stopped = True
         session = self._session
         if session is not None:
-            session.is_over = True  # no lock: a handler may run while its own thread has it
+            session.is_over = True  # no lock: a signal handler may interrupt the lock's owner
         self._stop()
 
     def join(self) -> None:
@@ -224,7 +232,7 @@ class ActorLink:
             )
 
     async def _keep_dialing(self, streams: set[Any]) -> None:
-        """One stream after the other, until this end's environments have failed."""
+        """Play on one stream after the other; return when this end's environments have failed."""
         redial = Redial(self._address, "this actor", RepeatFilter())
         async with kept_connections() as kept:
             while True:

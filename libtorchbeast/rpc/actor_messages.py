@@ -1,4 +1,7 @@
-"""The handshake of actors that carry the model, and their small messages, to and from the wire."""
+"""Encodes and decodes the messages of actors that carry the model, except rollouts.
+
+These are the handshake (ActorHello, Welcome), WeightsRequest, Weights and Taken of env.proto.
+"""
 
 import math
 from dataclasses import dataclass
@@ -38,36 +41,36 @@ from libtorchbeast.specs import ArraySpec
 from libtorchbeast.text import printable
 
 MAX_TENSORS = 1 << 14
-MAX_WEIGHTS_BYTES = 1 << 34  # that an actor takes from a learner
+MAX_WEIGHTS_BYTES = 1 << 34  # that an actor accepts from a learner
 MAX_UNROLL_LENGTH = 1 << 16
 MAX_WELCOME_BYTES = 1 << 22
-MAX_ROLLOUTS_AHEAD = 64  # which an actor may have to keep
+MAX_ROLLOUTS_AHEAD = 64  # that an actor may have to hold in memory
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """What a learner says to an actor; see env.proto."""
+    """The learner's answer to an actor's first message; see Welcome in env.proto."""
 
     greeting: Greeting
     spec: Spec
     model: dict[str, Any]
-    """`name` and MODEL_FLAGS."""
+    """The model's `name`, and the values of MODEL_FLAGS."""
     unroll_length: int
     num_params: int
     state: tuple[ArraySpec, ...]
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Names, dtypes as they are sent, and shapes."""
+    """The name, the dtype on the wire and the shape of each tensor of the weights."""
     rollouts_ahead: int
     max_policy_lag: int | None
 
     @property
     def weights_bytes(self) -> int:
-        """As they are sent."""
+        """The size of one version of the weights on the wire."""
         return sum(size_of(dtype, shape) for _, dtype, shape in self.tensors)
 
 
 def size_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """In bytes."""
+    """Return the size in bytes of an array on the wire."""
     return math.prod(shape) * (2 if dtype == BFLOAT16 else np.dtype(dtype).itemsize)
 
 
@@ -77,7 +80,10 @@ def encode_actor_hello(hello: Hello, weights_dtype: str) -> bytes:
 
 
 def decode_actor_hello(data: bytes, max_row_bytes: int) -> tuple[Hello, str]:
-    """An actor, and the dtype in which it wants weights; raises `Refused`."""
+    """Return an actor's Hello and the dtype in which it wants weights.
+
+    Raise `Refused` if the message breaks a rule.
+    """
     message = parse_handshake(pb.ActorMessage, data)
     check_first(message, "an ActorHello", "hello")
     hello = hello_from_message(message.hello.hello, max_row_bytes, has_model=True)
@@ -111,7 +117,7 @@ def encode_welcome(offer: ModelOffer, greeting: Greeting, weights_dtype: str) ->
 
 
 def decode_welcome(data: bytes, hello: Hello) -> Welcome:
-    """Raises `Refused`: the learner's data is looked at as closely as anybody's."""
+    """Decode a Welcome; raise `Refused` if it breaks a rule, as learners are not trusted either."""
     if len(data) > MAX_WELCOME_BYTES:
         raise invalid(f"A Welcome may have {MAX_WELCOME_BYTES} bytes, got {len(data)}.")
     message = parse(pb.LearnerMessage, data)
@@ -145,6 +151,7 @@ def decode_welcome(data: bytes, hello: Hello) -> Welcome:
 
 
 def _tensors_in(welcome: pb.Welcome) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Check the tensors of a message, and return them as `Welcome.tensors`."""
     if not 1 <= len(welcome.tensors) <= MAX_TENSORS:
         raise invalid(f"A model must have 1 to {MAX_TENSORS} tensors, got {len(welcome.tensors)}.")
     tensors = []
@@ -161,6 +168,7 @@ def _tensors_in(welcome: pb.Welcome) -> tuple[tuple[str, str, tuple[int, ...]], 
 
 
 def _checked(dtype: str) -> str:
+    """Return a dtype's name; raise `Refused` unless it is one of DTYPES."""
     if dtype not in DTYPES:
         raise invalid(
             f"A dtype must be one of {', '.join(sorted(DTYPES))}, got "
@@ -170,7 +178,10 @@ def _checked(dtype: str) -> str:
 
 
 def decode_request(data: bytes) -> int:
-    """The version that an actor has, which asks for newer weights; `Refused`."""
+    """Decode a WeightsRequest: return the version that the actor has.
+
+    Raise `EnvironmentFailed` if the message is a Failure, and `Refused` if it is any other.
+    """
     message = parse_handshake(pb.ActorMessage, data)
     check_no_failure(message)
     check_kind(message, "a Rollout or a request", "request")
@@ -202,7 +213,7 @@ def encode_weights(version: Version, offset: int, data: bytes, newest: int) -> b
 
 
 def decode_learner_message(data: bytes) -> pb.LearnerMessage:
-    """Weights, or Taken; `Refused`."""
+    """Decode a message that is Weights or Taken; raise `Refused` if it is neither."""
     message = parse(pb.LearnerMessage, data)
     check_kind(message, "Weights or Taken", "weights", "taken")
     return message

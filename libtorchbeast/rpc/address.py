@@ -1,4 +1,4 @@
-"""Addresses: `unix:/path` or `host:port`, and the sockets of this machine that stand for them."""
+"""Addresses, `unix:/path` or `host:port`, and the unix sockets of this machine."""
 
 import contextlib
 import ipaddress
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 DIAL_S = 5.0
-MAX_PATH = 107  # bytes of a socket's name
+MAX_PATH = 107  # bytes of a unix socket's path
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Raises ValueError with one sentence."""
+        """Parse an address; raise ValueError with one sentence if `text` is not one."""
         if text.startswith("unix:"):
             path = text.removeprefix("unix:")
             path = path.removeprefix("//") if path.startswith("///") else path
@@ -45,11 +45,11 @@ class Address:
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
-            return False  # a name: who knows what it stands for
+            return False  # a name, which may stand for any machine
 
 
 def server_address(basename: str, number: int) -> str:
-    """`unix:/path.<number>`, or `host:(port + number)`."""
+    """Return the address of a server: `unix:/path.<number>`, or `host:(port + number)`."""
     where = Address.parse(basename)
     if where.path:
         return f"{basename}.{number}"
@@ -57,10 +57,10 @@ def server_address(basename: str, number: int) -> str:
 
 
 def listening_address(address: str, number: int) -> str:
-    """Where the `number`-th of several programs of a machine listens that are given one address.
+    """Return where program `number` listens if several programs on a machine share one address.
 
-    The first there, the next at the next port or `<path>.1`, and so on. Port 0, any that is free,
-    is that for all of them.
+    Program 0 listens at `address`, program 1 at the next port or at `<path>.1`, and so on. Port 0
+    means any free port, for each of them.
     """
     where = Address.parse(address)
     is_any_port = not where.path and where.port == 0
@@ -68,13 +68,16 @@ def listening_address(address: str, number: int) -> str:
 
 
 def is_ours(path: str) -> bool:
-    """Whether a unix socket belongs to this user or to root: others may be anybody."""
+    """Whether a unix socket belongs to this user or to root, and so can be trusted."""
     return os.stat(path).st_uid in (os.geteuid(), 0)
 
 
 @contextlib.contextmanager
 def owner_only_socket(address: Address) -> Iterator[None]:
-    """While a unix socket is made: for its owner only, in the place of one that nobody uses."""
+    """Context in which to bind a unix socket: a stale one is removed, other users are kept out.
+
+    For a `host:port` the context does nothing.
+    """
     if not address.path:
         yield
         return
@@ -87,7 +90,10 @@ def owner_only_socket(address: Address) -> Iterator[None]:
 
 
 def remove_stale_socket(path: str) -> None:
-    """Remove a socket that nobody listens at; OSError if somebody does, or if it is none."""
+    """Remove a unix socket at which no process listens.
+
+    Raise OSError if a process listens there, or if the path is not a socket.
+    """
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             raise OSError(f"Cannot listen at unix:{path}: it is a file; name another path.")
@@ -115,10 +121,10 @@ def _taken(path: str) -> OSError:
 
 
 def listen_unix(address: str) -> socket.socket:
-    """A socket that listens, for its owner only; OSError with one sentence.
+    """Return a listening unix socket for this user only; raise OSError with one sentence.
 
-    It gets its name when it listens: one that is bound and refuses looks like one that its owner
-    has left behind.
+    The socket is bound under a temporary name and renamed once it listens: a socket that is bound
+    but does not listen yet would look stale to other processes.
     """
     where = Address.parse(address)
     listener = socket.socket(socket.AF_UNIX)
@@ -139,10 +145,10 @@ def listen_unix(address: str) -> socket.socket:
 
 
 def _rename_socket(old: str, new: str) -> None:
-    """OSError if somebody else has just taken the name."""
+    """Rename a unix socket; raise OSError if another process has just taken the new name."""
     try:
         try:
-            os.link(old, new)  # fails where `rename` would take another's name away
+            os.link(old, new)  # fails if `new` exists, where `rename` would replace it
         except FileExistsError:
             remove_stale_socket(new)
             os.link(old, new)
@@ -153,7 +159,7 @@ def _rename_socket(old: str, new: str) -> None:
 
 
 def dial_unix(path: str) -> socket.socket:
-    """A connection to a socket of this user; OSError with one sentence if there is none."""
+    """Connect to a unix socket of this user or of root; raise OSError if that fails."""
     if not is_ours(path):
         raise PermissionError(f"The socket {path} belongs to another user; it is not called.")
     connection = socket.socket(socket.AF_UNIX)
@@ -167,5 +173,8 @@ def dial_unix(path: str) -> socket.socket:
 
 
 def speaks_http2(connection: socket.socket) -> bool:
-    """Whether who dialled speaks gRPC, by the first bytes, which must be there; they stay there."""
+    """Whether a client speaks gRPC, by its first bytes.
+
+    These must have arrived, and can still be read afterwards.
+    """
     return connection.recv(4, socket.MSG_PEEK) == b"PRI "

@@ -1,4 +1,4 @@
-"""Certificates while they are in use: files that are replaced, and names that are revoked."""
+"""Certificates and tokens in use: files may be replaced, and names revoked, at any time."""
 
 import logging
 import os
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 from libtorchbeast.rpc.handshake import Refused, check_token
 from libtorchbeast.text import printable
 
-if TYPE_CHECKING:  # which needs grpc
+if TYPE_CHECKING:  # only then: the import needs grpc
     from libtorchbeast.rpc.grpc_streams import Watched
 
 logger = logging.getLogger("torchbeast")
 
 WORKER_URI = "torchbeast:worker:"
-"""What a worker's certificate says that it is; torchbeast/keys.py puts the name behind it."""
+"""How the URI in a worker's certificate begins; torchbeast/keys.py appends the worker's name."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:
-    """Another one whenever one of these files is another; OSError."""
+    """Return a value that changes if one of the files does; raise OSError if one is missing."""
     stats = [os.stat(path.expanduser()) for path in paths]
     return tuple((stat.st_ino, stat.st_ctime_ns, stat.st_size) for stat in stats)
 
 
 class ReloadedFiles:
-    """What some files say, read anew when they change; while they cannot be read, as it was."""
+    """A value read from files, and again when they change; if that fails, the old one stays."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], Any]) -> None:
         """`read` raises ValueError or OSError if the files cannot be used."""
@@ -37,7 +37,7 @@ class ReloadedFiles:
         self.value = read()
 
     def update(self) -> bool:
-        """Whether `value` is another one."""
+        """Read the files again if they have changed; return whether `value` is new."""
         try:
             stamp = stamp_of(self._paths)
             if stamp == self._stamp:
@@ -50,9 +50,10 @@ class ReloadedFiles:
 
 
 def server_credentials(paths: Sequence[Path], read: Callable[[], Any], client_certs: bool) -> Any:
-    """Of grpc: certificates that may be replaced; the next handshake uses the new ones.
+    """Return grpc's credentials for an end that listens.
 
-    `read` gives (key, certificate, authority of clients or None).
+    The files at `paths` may be replaced; the next handshake then uses the new ones. `read` returns
+    their contents: (key, certificate, authority of clients or None).
     """
     import grpc
 
@@ -67,10 +68,13 @@ def server_credentials(paths: Sequence[Path], read: Callable[[], Any], client_ce
 
 
 class CallerCheck:
-    """Who may dial this end: whoever has the token, and a certificate that is not revoked."""
+    """Decides who may dial: a caller needs the token, and a certificate that is not revoked."""
 
     def __init__(self, security: Any, is_learner_expected: bool) -> None:
-        """`security` is that of the end that listens."""
+        """`security` is that of the end that listens.
+
+        With `is_learner_expected`, a worker's certificate is refused.
+        """
         self._security = security
         self._revoked = RevokedNames(security.revoked)
         self._token = ""
@@ -78,7 +82,10 @@ class CallerCheck:
         self._is_learner_expected = is_learner_expected
 
     def __call__(self, token: str, identity: Mapping[str, Sequence[bytes]]) -> str:
-        """The name in the caller's certificate, which may be empty; `Refused`."""
+        """Return the name in the caller's certificate, if any; raise `Refused` if it may not dial.
+
+        `identity` is grpc's `auth_context()`.
+        """
         try:
             expected = self._read_token()
         except (OSError, ValueError) as error:
@@ -96,11 +103,11 @@ class CallerCheck:
 
     @property
     def knows_token(self) -> bool:
-        """Whether who got past this check has shown one."""
+        """Whether there is a token, which every caller that passed the check has shown."""
         return bool(self._token or self._security.token_file or self._security.read_token())
 
     def _read_token(self) -> str:
-        """As it is now; its file is read again when it changes."""
+        """Return the current token; its file is read again when it changes."""
         path = self._security.token_file
         if path is None:
             return self._security.read_token()
@@ -110,8 +117,8 @@ class CallerCheck:
         return self._token
 
     def end_revoked(self, streams: Iterable["Watched"]) -> None:
-        """End those whose certificate is revoked by now."""
-        for stream in list(streams):  # one that is ended may leave the set
+        """End the streams whose certificate has been revoked since they were opened."""
+        for stream in list(streams):  # a copy: a stream that ends leaves the set
             try:
                 self._check_name(stream.certified_name)
             except Refused as error:
@@ -123,13 +130,13 @@ class CallerCheck:
 
 
 class RevokedNames:
-    """Names in certificates that are refused; the file may change at any time."""
+    """The names of revoked certificates, from a file that may change at any time."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = ReloadedFiles([path], lambda: _names_in(path)) if path is not None else None
 
     def check(self, name: str) -> None:
-        """`Refused` if it is one of them."""
+        """Raise `Refused` if the name is revoked."""
         if self._file is not None:
             self._file.update()
             if name in self._file.value:
@@ -144,13 +151,16 @@ def _names_in(path: Path) -> frozenset[str]:
 
 
 def name_of(identity: Mapping[str, Sequence[bytes]]) -> str:
-    """The name in a peer's certificate, as grpc's `auth_context()` has it; empty without one."""
+    """Return the name (CN) in a peer's certificate, or "" if it has none.
+
+    `identity` is grpc's `auth_context()`.
+    """
     names = identity.get("x509_common_name") or [b""]
     return bytes(names[0]).decode(errors="replace")
 
 
 def check_no_worker(identity: Mapping[str, Sequence[bytes]]) -> None:
-    """`Refused` if who dials shows a worker's certificate where a learner is expected."""
+    """Raise `Refused` if a caller shows a worker's certificate where a learner is expected."""
     for uri in identity.get("peer_uri") or ():
         if bytes(uri).startswith(WORKER_URI.encode()):
             raise Refused(

@@ -1,10 +1,11 @@
-"""How environments, actors and simulators get through to a learner that listens, and stay with it.
+"""Connections from environments, actors and simulators to a learner that listens.
 
-    dial_lane    a learner of this machine, which hands over a lane (in a `LaneScheduler`)
-    dial_stream  environments, over gRPC (in asyncio); `dial_call` is any call of a learner's
-    Redial       when to try again, and what the log says meanwhile
+    dial_lane    gets a lane from a learner on this machine (in a `LaneScheduler`)
+    dial_stream  opens a gRPC stream of environments (in asyncio)
+    dial_call    opens any gRPC call of a learner (in asyncio)
+    Redial       when to dial again, and what the log says meanwhile
 
-Nothing here imports gRPC before a call is made.
+gRPC is not imported before a call is made.
 """
 
 import asyncio
@@ -35,30 +36,30 @@ from libtorchbeast.text import printable
 
 logger = logging.getLogger("torchbeast")
 
-HANDSHAKE_S = 150.0  # a learner may be building its model
-ACTION_S = 600.0  # and may be held up for a while later, too
-FLUSH_S = 2.0
+HANDSHAKE_S = 150.0  # for the learner's first message: it may be building its model
+ACTION_S = 600.0  # for the actions of a step: the learner may be held up for a while
+FLUSH_S = 2.0  # for the last messages to be sent
 REASON_S = 1.0  # for a learner that closed a lane to say why
-STOP_S = 1.0
-REFUSED_S, MAX_REFUSED_S = 5.0, 60.0  # between calls of a learner that does not want us
+STOP_S = 1.0  # for a broken call to report its status
+REFUSED_S, MAX_REFUSED_S = 5.0, 60.0  # first and longest pause after a refusal
 
 
 class LearnerGone(Exception):
     """The connection is lost, or there is none yet; dial again."""
 
     def __init__(self, text: str = "", retry_s: float | None = None, code: str = "") -> None:
-        """`retry_s`: when, if the learner said so with a status of this `code`."""
+        """`retry_s`: when to dial again, if the learner said so in a status with this `code`."""
         super().__init__(text)
         self.retry_s = retry_s
         self.is_too_early = retry_s is not None and code == "RESOURCE_EXHAUSTED"
 
 
 class NotReady(Exception):
-    """This end's own token or certificates cannot be used now; they may be being replaced."""
+    """This end's own token or certificate cannot be used now, perhaps while it is replaced."""
 
 
 class Unfit(BadAnswer):
-    """This end can do nothing with what the learner works with."""
+    """The learner's specs or model do not fit this end."""
 
 
 class LearnerFinished(LearnerGone):
@@ -66,18 +67,18 @@ class LearnerFinished(LearnerGone):
 
 
 class LanesImpossible(Exception):
-    """Who listens at this socket hands over no lanes; speak gRPC."""
+    """The learner at this unix socket hands over no lanes; use gRPC."""
 
 
 NO_LINK = (LearnerGone, Refused, BadAnswer, NotReady)
-"""Why environments wait, and dial again."""
+"""Errors after which environments wait and dial again."""
 
 
 class Redial:
-    """When to dial the learner again, and what the log says meanwhile."""
+    """Decides when to dial the learner again, and logs why there is no link meanwhile."""
 
     def __init__(self, address: str, who: str, repeats: RepeatFilter) -> None:
-        """`who` dials; `repeats` says how often what is shown."""
+        """`who` names this end in the log; `repeats` limits how often a text is logged."""
         self._address = address
         self._who = who
         self._repeats = repeats
@@ -85,11 +86,12 @@ class Redial:
         self._refusals = BackOff(REFUSED_S, MAX_REFUSED_S)
 
     def succeeded(self) -> None:
+        """Log that there is a link, and reset the pauses, except those after refusals."""
         self._log(f"Playing with the learner at {self._address}.")
         self._back_off.reset()
 
     def pause_after(self, error: Exception) -> float:
-        """Log why there is no link, and say how long to wait before the next call."""
+        """Log why there is no link, and return the seconds to wait before the next call."""
         why = str(error).rstrip(".")
         if isinstance(error, LearnerGone):
             self._log(f"No learner at {self._address}: {why}. Dialing again.")
@@ -111,7 +113,7 @@ class Redial:
 
 
 def token_now(security: Security) -> str:
-    """Read at each call, as it may have been replaced; `NotReady`."""
+    """Return the current token, which may be replaced between calls; raise `NotReady`."""
     try:
         return security.read_token()
     except ValueError as error:
@@ -119,10 +121,10 @@ def token_now(security: Security) -> str:
 
 
 async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, Greeting]:
-    """Introduce environments to a learner of this machine, and wait for a lane.
+    """Introduce environments to a learner on this machine, and wait for a lane.
 
-    In a `LaneScheduler`. `LearnerGone`, `Refused`, `BadAnswer` or `LanesImpossible`. The connection
-    must be closed after use.
+    Runs in a `LaneScheduler`. Raise `LearnerGone`, `Refused`, `BadAnswer` or `LanesImpossible`.
+    The caller closes the connection after use.
     """
     try:
         connection = JsonSocket(dial_unix(Address.parse(address).path))
@@ -150,7 +152,7 @@ async def dial_lane(address: str, hello: Hello) -> tuple[JsonSocket, LaneLink, G
 
 
 def meaning_of(refused: Refused) -> Refused | LearnerGone:
-    """`LearnerGone` if nothing is to be corrected at this end."""
+    """Return a refusal, or `LearnerGone` in its place if dialing again may be enough."""
     if refused.code in Refused.PERMANENT:
         return refused
     kind = LearnerFinished if refused.code == FINISHED else LearnerGone
@@ -158,17 +160,17 @@ def meaning_of(refused: Refused) -> Refused | LearnerGone:
 
 
 def dialing_back_off() -> BackOff:
-    """Many may have lost the same learner at the same moment."""
+    """Return a back-off with full jitter, as many clients may lose a learner at the same moment."""
     return BackOff(jitter=FULL_JITTER)
 
 
 def pause_of(error: Exception, back_off: BackOff) -> float:
-    """Before the next call: longer and longer, and no shorter than the learner said."""
+    """Return the next pause of the back-off, or a longer one if the learner asked for it."""
     return max(back_off.next_s(), getattr(error, "retry_s", None) or 0.0)
 
 
 async def why_closed(link: LaneLink, connection: Any) -> Refused | LearnerGone:
-    """What the learner said when it closed a lane, if it does so soon (in a `LaneScheduler`)."""
+    """Return why the learner closed a lane, if it says so soon. Runs in a `LaneScheduler`."""
     message = link.message
     if message is None:
         with contextlib.suppress(EOFError, OSError, UnknownProtocol):
@@ -179,7 +181,7 @@ async def why_closed(link: LaneLink, connection: Any) -> Refused | LearnerGone:
 
 
 def understood(message: dict[str, Any]) -> Greeting:
-    """`BadAnswer` unless it is a Greeting of a version that we speak."""
+    """Return the Greeting in a message; raise `BadAnswer` if invalid or of another version."""
     try:
         return greeting_from_json(message)
     except Refused as error:
@@ -194,7 +196,10 @@ async def dial_stream(
     streams: set[Any],
     kept: list[Any] | None = None,
 ) -> AsyncIterator[Any]:
-    """(call, link, greeting) of a gRPC stream of environments to a learner; see `dial_call`."""
+    """Open a gRPC stream of environments to a learner: yields (call, link, greeting).
+
+    `dial_call` has the errors, and the meaning of `kept`.
+    """
     import grpc.aio
 
     from libtorchbeast.rpc.grpc_streams import StreamLink, exchange
@@ -224,11 +229,11 @@ async def dial_call(
     streams: set[Any],
     kept: list[Any] | None = None,
 ) -> AsyncIterator[Any]:
-    """(call, answer, stream) of a call of a learner (in asyncio), after a `first` message.
+    """Call a learner, send a `first` message, and yield (call, answer, stream). For asyncio.
 
-    One of `NO_LINK`, also while it is in use. The connection of a call that is to be made again
-    soon is in `kept` afterwards, and is taken from there: another handshake would cost both ends
-    more than the call.
+    Raise one of `NO_LINK`, also while the call is in use. If the learner asks this end to dial
+    again later, the connection is put into `kept`, from which the next call takes it: another TLS
+    handshake would cost both ends more than the call.
     """
     import grpc
     import grpc.aio
@@ -249,7 +254,7 @@ async def dial_call(
             call = channel.stream_stream("/" + "/".join(method))(metadata=metadata)
             stream.expect(ANSWER, HANDSHAKE_S)
             await call.wait_for_connection()
-            # In one operation: a failed `write` would hide the status of who refuses early.
+            # In one operation: a failed `write` would hide the status of an early refusal.
             data = await exchange(call, first)
             if data is grpc.aio.EOF:
                 raise LearnerGone("It closed the stream.")
@@ -260,7 +265,7 @@ async def dial_call(
         ended = end_of_call(error if is_status else await status_of(call))
         is_kept = kept is not None and getattr(ended, "is_too_early", False)
         raise ended from error
-    except Refused as error:  # by this end: an answer that breaks a rule
+    except Refused as error:  # raised by this end: the learner broke a rule, or was too slow
         if error.code in Refused.PERMANENT:
             raise BadAnswer(str(error)) from error
         raise LearnerGone(str(error)) from error
@@ -273,7 +278,7 @@ async def dial_call(
 
 
 async def status_of(call: Any) -> Any:
-    """How a call ended, if it says so soon."""
+    """Return a call's status (code, details, metadata), or None if it does not end soon."""
     try:
         async with asyncio.timeout(STOP_S):
             return await call.code(), await call.details(), await call.trailing_metadata()
@@ -282,7 +287,7 @@ async def status_of(call: Any) -> Any:
 
 
 def end_of_call(error: Any) -> Exception:
-    """What a status means to who dialled."""
+    """Return the exception that a call's status (`AioRpcError`, tuple or None) stands for."""
     if error is None:
         return LearnerGone("The connection was lost.")
     from libtorchbeast.rpc.messages import retry_s_in
@@ -290,7 +295,7 @@ def end_of_call(error: Any) -> Exception:
     if not isinstance(error, tuple):
         error = error.code(), error.details(), error.trailing_metadata()
     code, details, metadata = error
-    if code.name == "INTERNAL":  # all that grpc knows of a stream that is ended while it is written
+    if code.name == "INTERNAL":  # grpc's status for a stream that the peer ends during a write
         return LearnerGone(
             "It ended the stream at once; the token may be another, there may be no place left, or "
             "it is ending."
@@ -301,7 +306,7 @@ def end_of_call(error: Any) -> Exception:
 
 @contextlib.asynccontextmanager
 async def kept_connections() -> AsyncIterator[list[Any]]:
-    """Where `dial_call` keeps them; closed in the end."""
+    """Yield a list for `dial_call` to keep connections in, and close these at the end."""
     kept: list[Any] = []
     try:
         yield kept
@@ -311,7 +316,7 @@ async def kept_connections() -> AsyncIterator[list[Any]]:
 
 
 async def finish_writing(call: Any, last: bytes = b"") -> None:
-    """Say a last message, if there is one, and let go out what was written, if anybody listens."""
+    """Send the `last` message, if any, and end writing; ignore it if the connection is broken."""
     import grpc.aio
 
     with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError):
@@ -322,7 +327,7 @@ async def finish_writing(call: Any, last: bytes = b"") -> None:
 
 
 def check_owner(address: str) -> None:
-    """Another user's socket does not get our token; `LearnerGone` if it is one."""
+    """Raise `LearnerGone` for another user's unix socket, which must not get our token."""
     path = Address.parse(address).path
     with contextlib.suppress(FileNotFoundError):
         if path and not is_ours(path):

@@ -1,7 +1,7 @@
-"""Environments that dial in: groups that play with a learner that listens, wherever it is.
+"""Environments that dial a learner, on this machine or another.
 
-The learner may come and go; the environments stay, and so do their episodes. A learner on this
-machine (`unix:/path`) hands over lanes; else, or if it cannot, they speak gRPC.
+If they lose the learner, the environments keep their episodes and dial again. A learner on this
+machine (`unix:/path`) hands over lanes; if it cannot, and on other machines, gRPC is used.
 """
 
 import asyncio
@@ -62,9 +62,9 @@ class EnvironmentClient:
         return Redial(self._address, "these environments", self._repeats)
 
     def run(self) -> None:
-        """Play until `stop()`. Raises whatever the environments raise, after telling the learner.
+        """Play until `stop()`. Raise what the environments raise, after sending it to the learner.
 
-        A learner that refuses these environments is asked again, with long pauses.
+        If a learner refuses these environments, dial it again, with long pauses.
         """
         groups = [make() for make in self._make_groups]
         try:
@@ -74,13 +74,13 @@ class EnvironmentClient:
                     return
                 logger.info("%s hands over no lanes; speaking gRPC.", self._address)
             grpc_loops.run(self._run_streams(groups))
-            gc.collect()  # what a cancelled task held, a connection, say, is held by a cycle
+            gc.collect()  # reference cycles of cancelled tasks may hold connections
         finally:
             for group in groups:
                 group.close()
 
     def stop(self) -> None:
-        """Let `run()` return; from any thread."""
+        """Make `run()` return; any thread may call this."""
         self._is_stopped = True
         self._stop()
 
@@ -100,7 +100,7 @@ class EnvironmentClient:
         scheduler.run()
 
     async def _play_on_lanes(self, group: Group) -> None:
-        """One lane after the other."""
+        """Play with a group on one lane after the other."""
         redial = self._redial()
         while True:
             connection = None
@@ -136,7 +136,7 @@ class EnvironmentClient:
         await grpc_loops.first_of(stopped.wait(), watch(streams, self._tick), *players)
 
     async def _play_streams(self, group: Group, streams: set[Any]) -> None:
-        """One stream after the other."""
+        """Play with a group on one stream after the other."""
         redial = self._redial()
         async with kept_connections() as kept:
             while True:
@@ -150,7 +150,7 @@ class EnvironmentClient:
                     await asyncio.sleep(redial.pause_after(error))
 
     async def _play(self, group: Group, call: Any, link: Any, knows_truncation: bool) -> None:
-        """On one stream, until it ends; says why if it is for something at this end."""
+        """Play on one stream until it ends; if this end ends it, send the learner the reason."""
         from libtorchbeast.rpc.messages import encode_failure
 
         try:

@@ -1,8 +1,8 @@
-"""Environments that listen: a learner dials, and gets groups of environments of its own.
+"""Environments that listen: each learner that dials gets groups of environments of its own.
 
-At a unix socket both ends share a machine: the learner hands over lanes, and one thread plays on
-all of them in turn (lane_scheduler.py); no gRPC is needed, nor imported. At a port, or if somebody
-speaks gRPC at the socket, see grpc_server.py.
+At a unix socket the learner hands over lanes, and one thread plays on all of them in turn
+(lane_scheduler.py), without importing gRPC. At a port, and for clients that speak gRPC at the
+socket, grpc_server.py serves the groups.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ logger = logging.getLogger("torchbeast")
 MAX_STREAMS = 64  # each has environments of its own
 GRANT_S = 600.0  # for a learner to hand over a lane: it may be building its model
 FOREVER_S = 1e9
-NO_DESCRIPTOR_S = 0.5  # between two looks for one
+NO_DESCRIPTOR_S = 0.5  # before another try to accept a connection
 
 MakeGroup = Callable[[bool], Group]
-"""`make_group(knows_truncation)` makes environments for a learner."""
+"""`make_group(knows_truncation)` makes a group of environments for a learner."""
 
 
 class EnvironmentServer:
-    """Serves groups of environments until it is stopped; `Server` is the one for single ones."""
+    """Serves groups of environments until it is stopped; `Server` serves single environments."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class EnvironmentServer:
         tick: Callable[[], None] = lambda: None,
         max_groups: int | None = None,
     ) -> None:
-        """The learner is asked for `num_streams` at once: while the agent thinks about one group,
-        the others step. `tick` is called at every step, and a few times a second. No more than
-        `max_groups` are made at a time; None: as many as are asked for."""
+        """`num_streams` is the number of streams that the learner is asked to open: while the agent
+        computes actions for one group, the others step. `tick` is called at every step, and a few
+        times a second. At most `max_groups` groups exist at a time; None: `num_streams`."""
         self._groups = Groups(make_group, num_streams if max_groups is None else max_groups)
         self._name = name
         self._num_streams = num_streams
@@ -73,19 +73,19 @@ class EnvironmentServer:
         self.server_address = server_address
 
     def run(self, on_listening: Callable[[str], None] = lambda address: None) -> None:
-        """Serve until `stop()`. OSError with one sentence if the address cannot be had."""
+        """Serve until `stop()`; raise OSError with one sentence if it cannot listen there."""
         if Address.parse(self.server_address).path:
             self._run_on_lanes(on_listening)
         else:
             self._run_streams(self.server_address, on_listening)
 
     def stop(self) -> None:
-        """Let `run()` return; from any thread, also before it was called."""
+        """Make `run()` return, now or when it is called; any thread may call this."""
         self._is_stopped = True
         self._stop()
 
     def introduce(self, group: Group) -> Hello:
-        """What a group's first message says."""
+        """Return the Hello that introduces a group."""
         return Hello(
             name=self._name,
             num_envs=group.num_envs,
@@ -98,7 +98,7 @@ class EnvironmentServer:
     def _run_streams(self, address: str, on_listening: Callable[[str], None]) -> None:
         server = self._stream_server(self._tick)
         self._stop = server.stop
-        if self._is_stopped:  # looked at after `_stop` is there: no call of stop() is missed
+        if self._is_stopped:  # checked once `_stop` is set, so that no call of stop() is missed
             return
 
         def listening(address: str) -> None:
@@ -142,7 +142,7 @@ class EnvironmentServer:
             await readable(listener, FOREVER_S)
             try:
                 connection, _ = listener.accept()
-            except OSError:  # who called has left, or no descriptor is left
+            except OSError:  # the client has left, or no file descriptor is free
                 await pause(NO_DESCRIPTOR_S)
                 continue
             connection.setblocking(False)
@@ -155,7 +155,7 @@ class EnvironmentServer:
                 await streams.take(connection)
                 return
         except Exception as error:
-            if not isinstance(error, OSError):  # who called has left
+            if not isinstance(error, OSError):  # an OSError: the client has left
                 logger.error("Nobody can speak gRPC at %s: %s", self.server_address, error)
             connection.close()
             return
@@ -163,14 +163,14 @@ class EnvironmentServer:
         try:
             await self._serve(peer, streams.tick_of_lanes)
         except (EOFError, UnknownProtocol, OSError, LaneClosed):
-            pass  # the learner left, or never was one
+            pass  # the learner left, or the peer is no learner
         except Refused as error:
             peer.try_send("refused", **error.to_json())
         except EnvironmentRaised as error:
             text = encodable("".join(traceback.format_exception(error.__cause__)))
             logger.error("%s", text)
             peer.try_send("failure", text=text[-MAX_TEXT:])
-        except Exception:  # of one peer: the others go on
+        except Exception:  # one peer's error must not end the others
             logger.exception("A peer at %s could not be served.", self.server_address)
         finally:
             peer.close()
@@ -192,7 +192,7 @@ class EnvironmentServer:
 
 
 class Groups:
-    """Makes groups of environments, no more at a time than were offered."""
+    """Makes groups of environments, of which at most `most` exist at a time."""
 
     def __init__(self, make_group: MakeGroup, most: int) -> None:
         self._make_group = make_group
@@ -201,7 +201,7 @@ class Groups:
 
     @contextlib.contextmanager
     def new(self, knows_truncation: bool) -> Iterator[Group]:
-        """`Refused` if all are in use."""
+        """Yield a new group, and close it afterwards; raise `Refused` if there are too many."""
         if not self._places.acquire(blocking=False):
             raise Refused(
                 "UNAVAILABLE",
@@ -215,12 +215,15 @@ class Groups:
 
 
 class EnvironmentRaised(Exception):
-    """The cause is what environments raised, which may be anything."""
+    """The environments raised an exception, of any class; it is the cause of this one."""
 
 
 @contextlib.contextmanager
 def what_environments_raise() -> Iterator[None]:
-    """Tell their exceptions from those of the connection, and of who is at its other end."""
+    """Raise errors of environments as `EnvironmentRaised`; pass on those of the connection.
+
+    A learner's action that breaks a rule (`BadAnswer`) is raised as `Refused`.
+    """
     try:
         yield
     except (LaneClosed, Refused):
@@ -232,7 +235,10 @@ def what_environments_raise() -> Iterator[None]:
 
 
 class StreamsBehind:
-    """A gRPC server of its own thread, for who speaks gRPC at a unix socket; starts when needed."""
+    """A gRPC server for clients that speak gRPC at a unix socket.
+
+    It has a thread of its own, which starts with the first such client.
+    """
 
     START_S = 30.0
     JOIN_S = 10.0
@@ -240,19 +246,20 @@ class StreamsBehind:
     def __init__(
         self, make_server: Callable[[Callable[[], None]], Any], tick: Callable[[], None]
     ) -> None:
-        """`make_server` gets a tick of its own; `tick` is called while neither thread hangs."""
+        """`make_server(tick)` makes the server. `tick` is called while neither thread hangs."""
         self._make_server = make_server
         self._tick = tick
-        self._has_ticked = False  # the gRPC server, since the last tick
+        self._has_ticked = False  # whether the gRPC server has ticked since the last `tick`
         self._server: Any = None
         self._threads: list[threading.Thread] = []
         self._resources = contextlib.ExitStack()
         self._address = ""
 
     def tick_of_lanes(self) -> None:
-        """Called by the lanes' thread at every step, and a few times a second.
+        """The lanes' thread calls this at every step, and a few times a second.
 
-        Environments of both threads must go on, or nobody would notice that one of them hangs.
+        It calls `tick` only if the gRPC server has ticked, too. Otherwise the supervisor would not
+        notice that one of the two threads hangs.
         """
         is_serving = self._server is not None and self._server.is_listening.is_set()
         if self._has_ticked or not (is_serving and self._threads[0].is_alive()):
@@ -263,7 +270,7 @@ class StreamsBehind:
         self._has_ticked = True
 
     async def take(self, connection: socket.socket) -> None:
-        """Serve a connection that was accepted elsewhere."""
+        """Serve a connection that the caller has accepted; start the server if necessary."""
         from libtorchbeast.rpc import grpc_relay
 
         if self._server is None:
@@ -309,11 +316,11 @@ class Server(EnvironmentServer):
         server_address: str = "unix:/tmp/polybeast",
         security: Security | None = None,
     ) -> None:
-        """The environments may be old Gym's or Gymnasium's; observations may be nests of arrays.
+        """Environments follow Gymnasium's or old Gym's API; observations may be nests of arrays.
 
-        Learners of ours see masks of actions wherever the environments offer them; learners for
-        TorchBeast, which would not know what they are, see the observation alone. The address is
-        `unix:/path` or `host:port`; other machines need `security`.
+        Learners of this package also get the action masks that environments offer. Code written
+        for TorchBeast, which does not know masks, gets the observation alone. The address is
+        `unix:/path` or `host:port`; connections from other machines need `security`.
         """
 
         def make_group(knows_truncation: bool) -> Group:
@@ -321,7 +328,7 @@ class Server(EnvironmentServer):
                 lambda _: SyncEnvs(
                     env_class, 1, knows_truncation=knows_truncation, masks=knows_truncation
                 ),
-                seed=0,  # never used: such environments seed themselves, as they always did
+                seed=0,  # never used: these environments seed themselves, as in TorchBeast
                 rebuild=knows_truncation,
             )
 

@@ -1,14 +1,14 @@
 """A gateway: a process in which connections from outside end and lanes begin.
 
     environments ── gRPC ──► gateway ── lanes ──► actors in the learner's process
-    hosts of this machine ── unix socket ──► gateway: hands a lane over, and is out of the way
+    hosts on this machine ── unix socket ──► gateway: hands a lane over, then carries no data
 
 Started by `Gateways` (gateway_processes.py) as `python -m libtorchbeast.rpc.gateway CONFIG`.
-Everything that comes from other machines is read and checked here; the learner's process sees rows
-of numbers only. Who is handed a lane is a process of the same user, and writes to it directly.
+All data from other machines is parsed and checked here; the learner's process sees only rows of
+numbers. A host that is handed a lane is a process of the same user, and writes to it directly.
 
 One event loop serves all streams: in a trial, a thread for each of 256 streams was less than half
-as fast, and some got nearly a hundred times as many turns as others.
+as fast, and some streams got nearly a hundred times as many turns as others.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from libtorchbeast.shared_lanes import allow_descriptors
 
 
 async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
-    """Until the learner says so, or is gone."""
+    """Serve connections until the learner stops this gateway, or is gone."""
     learner = LearnerConnection(config.control_fd, config.wakeup_fd, config.limits)
     asyncio.get_running_loop().set_exception_handler(learner.report_lost_error)
     streams: set[Watched] = set()
@@ -61,7 +61,7 @@ async def run(config: GatewayConfig, supervisor: SupervisorLine) -> None:
 
 
 def raise_oom_score() -> None:
-    """Let the kernel kill this process first when memory runs out: it is soon restarted."""
+    """Make the kernel kill this process first if memory runs out, as it is soon restarted."""
     with contextlib.suppress(OSError):  # other systems have no such file
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -1,4 +1,4 @@
-"""What the learner wants of its gateways, and what each of them gets to know at its start."""
+"""The configuration of a learner's gateways, and of each gateway process."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,30 +10,30 @@ from libtorchbeast.rpc.handshake import Greeting
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.security import Security
 
-DESCRIPTORS_PER_STREAM = 4  # a lane, its memory, its wakeup, a connection; at either end
+DESCRIPTORS_PER_STREAM = 4  # at either end: a lane, its memory, its wakeup, a connection
 
 
 @dataclass(frozen=True)
 class GatewaysConfig:
-    """Where environments come from, and how much of them is taken."""
+    """Where environments connect from, and how many of them are accepted."""
 
     listen: Sequence[str] = ()
     """Addresses for environments that dial in."""
     server_addresses: Sequence[str] = ()
-    """Each gets a stream, or as many as the server there asks for; one may be there twice."""
+    """Servers to dial; each gets a stream per mention here, or as many as it asks for if more."""
     expects_servers: bool = True
-    """Whether somebody is to be at each of them, and not only at some."""
+    """Whether a server is expected at each of these addresses, and not only at some."""
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
     num_gateways: int = 1
     max_groups: int | None = None
-    """Of environments, all gateways together."""
+    """Groups of environments that may play, over all gateways; None: no limit."""
     knows_truncation: bool = True
     rows_per_rollout: int = 1
-    """Says how much memory an environment takes."""
+    """T+1, from which the memory for an environment's rollouts is computed."""
 
     def check(self) -> None:
-        """ValueError with one sentence."""
+        """Raise ValueError with one sentence if this configuration cannot work."""
         if self.num_gateways < 1:
             raise ValueError(f"num_gateways must be at least 1, got {self.num_gateways}.")
         for address in self.listen:
@@ -49,7 +49,7 @@ class GatewaysConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """All that a gateway needs to know; goes to it as JSON."""
+    """The configuration of one gateway process, which gets it as JSON."""
 
     control_fd: int
     wakeup_fd: int

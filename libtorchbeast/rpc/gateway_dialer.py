@@ -1,4 +1,4 @@
-"""Environments that listen: a gateway dials them, for ever, as they come and go."""
+"""The part of a gateway that dials environment servers, and dials them again when they are lost."""
 
 import asyncio
 import traceback
@@ -29,17 +29,19 @@ MAX_PAUSE_S = 5.0  # between two calls of an address
 
 
 class Dialer:
+    """Dials the environment servers of a gateway until it is stopped."""
+
     def __init__(
         self, config: GatewayConfig, learner: LearnerConnection, streams: set[Watched]
     ) -> None:
-        """Those that are open are in `streams`."""
+        """Open streams are kept in `streams`."""
         self._config = config
         self._learner = learner
         self._streams = streams
         self._security = config.security
         self._limits = config.limits
-        self._callers: dict[str, list[asyncio.Task[None]]] = {}  # of each address that is dialled
-        self._hands_over_no_lanes: set[str] = set()  # of the unix sockets that are dialled
+        self._callers: dict[str, list[asyncio.Task[None]]] = {}  # by address
+        self._hands_over_no_lanes: set[str] = set()  # unix sockets where gRPC is spoken
 
     def start(self) -> None:
         for address in self._config.dial:
@@ -51,7 +53,7 @@ class Dialer:
                 task.cancel()
 
     def _have_callers(self, address: str, number: int) -> None:
-        """As many as the environments there want, or as the learner does if that is more."""
+        """Run `number` tasks that dial an address, or more if it is configured more often."""
         number = max(number, self._config.dial.count(address))
         callers = self._callers.setdefault(address, [])
         while len(callers) < number:
@@ -60,7 +62,7 @@ class Dialer:
             callers.pop().cancel()
 
     async def _dial(self, address: str) -> None:
-        """Call an address for ever; whoever is there may come and go."""
+        """Dial an address again and again, until the learner ends."""
         back_off = BackOff(max_s=MAX_PAUSE_S)
         path = Address.parse(address).path
         while not self._learner.stopped.is_set():
@@ -72,7 +74,7 @@ class Dialer:
             await asyncio.sleep(back_off.next_s())
 
     def _is_there(self, path: str, address: str) -> bool:
-        """Whether somebody listens at a unix socket who may have our token."""
+        """Whether a unix socket exists, and may be sent our token; report it if not."""
         try:
             if is_ours(path):
                 return True
@@ -84,7 +86,7 @@ class Dialer:
         return False
 
     async def _dial_once(self, address: str) -> int:
-        """One call, from its start to its end; returns the number of steps."""
+        """Make one call and serve it until it ends; return the number of steps."""
         stream: Any = None
         try:
             async with watched(self._streams, address) as stream:
@@ -95,7 +97,7 @@ class Dialer:
                 else:
                     await self._call(stream)
         except Refused as error:
-            stream.is_authenticated = True  # as far as anybody is whom we dialled
+            stream.is_authenticated = True  # this end chose whom to dial
             self._learner.clients.count_refusal(stream, error)
             self._learner.wait_for(address, str(error))
             self._learner.report(f"The environments at {address} cannot be used: {error}", address)
@@ -106,8 +108,8 @@ class Dialer:
             self._report_end(stream, error)
         except UnknownProtocol:
             self._hands_over_no_lanes.add(address)
-            return 1  # at once, over gRPC
-        except ValueError as error:  # a file of the token or of a certificate, being replaced
+            return 1  # resets the back-off: dial again soon, over gRPC
+        except ValueError as error:  # the file of a token or certificate, being replaced
             self._learner.wait_for(address, str(error))
             self._learner.report(f"The environments at {address} are not called: {error}", address)
         except Exception:
@@ -115,7 +117,7 @@ class Dialer:
         return stream.num_steps if stream is not None else 0
 
     def _report_end(self, stream: Watched, error: Exception) -> None:
-        """What a call ended with."""
+        """Report the error of the connection with which a call ended."""
         address = stream.peer
         text = printable(str(error)) or "it closed the connection"
         if isinstance(error, grpc.aio.AioRpcError):
@@ -131,6 +133,7 @@ class Dialer:
         self._learner.report(f"The environments at {address} {what}: {text}", address, "info")
 
     async def _call(self, stream: Watched) -> None:
+        """Play with environments over gRPC."""
         channel = self._security.aio_channel(stream.peer, self._limits)
         try:
             metadata = token_metadata(self._security.read_token())
@@ -151,6 +154,7 @@ class Dialer:
             await channel.close()
 
     async def _call_host(self, stream: Watched, path: str) -> None:
+        """Hand a lane over to a host that listens at a unix socket."""
         host = Host(dial_unix(path))
         try:
             host.send("greeting", **self._config.greeting(self._security.read_token()).to_json())

@@ -1,4 +1,4 @@
-"""Where environments dial in: streams at a port, streams and hosts of this machine at a socket."""
+"""The part of a gateway that listens: for gRPC streams, and at unix sockets also for hosts."""
 
 import asyncio
 import contextlib
@@ -39,33 +39,35 @@ from libtorchbeast.rpc.messages import (
 from libtorchbeast.text import printable_lines
 
 AGAIN_S = 0.5  # before another try to accept, or to listen
-MAX_UNAUTHENTICATED_TEXTS = 10  # a minute, of those who have not shown a token
-# Who is refused while it writes its first message does not get to know why: a moment's patience,
-# but with few at a time, as what they send comes into grpc's buffers meanwhile.
+MAX_UNAUTHENTICATED_TEXTS = 10  # a minute in the log, of peers that have not shown a token
+# A client that is refused while it writes its first message does not see the status, so a refusal
+# waits for a moment. Few may wait at a time, as their messages fill grpc's buffers meanwhile.
 REFUSAL_S, MAX_REFUSING = 0.02, 16
-STOP_S = 1.0
-CHECK_SERVER_S = 0.05  # between two looks whether grpc listens
+STOP_S = 1.0  # for streams to end with their server
+CHECK_SERVER_S = 0.05  # between two checks that grpc still listens
 
 
 @dataclass(frozen=True)
 class _Server:
-    """A server of grpc.aio."""
+    """A server of grpc.aio, and its open calls."""
 
     server: Any
     address: str  # with its port
-    calls: set[Any]  # that are open
+    calls: set[Any]
 
 
 _Play = Callable[[Watched, Any], Awaitable[None]]
 _Decode = Callable[[bytes, int], Any]
-ENVIRONMENTS, ACTOR = "Environments were", "An actor was"  # refused
+ENVIRONMENTS, ACTOR = "Environments were", "An actor was"  # in the log, before "refused"
 
 
 class Listener:
+    """Accepts the environments and actors that dial a gateway."""
+
     def __init__(
         self, config: GatewayConfig, learner: LearnerConnection, streams: set[Watched]
     ) -> None:
-        """Those that are open are in `streams`."""
+        """Open streams are kept in `streams`."""
         self._config = config
         self._learner = learner
         self._streams = streams
@@ -82,7 +84,7 @@ class Listener:
 
     @contextlib.asynccontextmanager
     async def listen(self, address: str) -> AsyncIterator[str]:
-        """Listen at an address; yields it, with its port."""
+        """Listen at an address; yield it with its actual port."""
         if not Address.parse(address).path:
             async with self._listen_for_streams(address) as bound:
                 yield bound
@@ -135,9 +137,10 @@ class Listener:
         return _Server(server, bound, calls)
 
     async def _keep_listening(self, current: _Server) -> None:
-        """Until it is cancelled. A request whose path is not UTF-8 stops a server of grpc.aio.
+        """Start another server whenever the current one stops listening, until cancelled.
 
-        Such a server serves the calls it has and takes no more: another one does.
+        A request whose path is not UTF-8 stops a server of grpc.aio: it serves its open calls and
+        accepts no more.
         """
         stopped: list[_Server] = []
         try:
@@ -149,7 +152,7 @@ class Listener:
                     self._learner.report(text, current.address)
                     current = await self._start_again(current.address)
         finally:
-            if current.server._server.is_running():  # else it cannot be stopped again
+            if current.server._server.is_running():  # a stopped one cannot be stopped again
                 await current.server.stop(STOP_S)
 
     async def _start_again(self, address: str) -> _Server:
@@ -161,7 +164,7 @@ class Listener:
                 await asyncio.sleep(AGAIN_S)
 
     async def _until_streams_end(self) -> None:
-        """Those of servers that have stopped, which nobody else waits for."""
+        """Wait for open streams, as nothing else waits for those of servers that had stopped."""
         deadline = time.monotonic() + STOP_S
         while self._streams and time.monotonic() < deadline:
             await asyncio.sleep(CHECK_SERVER_S)
@@ -171,7 +174,7 @@ class Listener:
         while True:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError:  # who called has left, or no descriptor is left
+            except OSError:  # the client has left, or no file descriptor is free
                 await asyncio.sleep(AGAIN_S)
                 continue
             task = asyncio.create_task(self._welcome(connection, behind))
@@ -179,7 +182,7 @@ class Listener:
             task.add_done_callback(tasks.discard)
 
     async def _welcome(self, connection: socket.socket, behind: str) -> None:
-        """Somebody at a unix socket: a host of ours, or who speaks gRPC."""
+        """Serve a client at a unix socket: a host on this machine, or one that speaks gRPC."""
         try:
             await until_readable(connection, self._limits.handshake_s)
             if speaks_http2(connection):
@@ -195,7 +198,7 @@ class Listener:
             host.close()
 
     async def _serve_host(self, host: Host) -> None:
-        """One host of this machine that dialled in."""
+        """Serve a host on this machine that dialled in: hand a lane over to it."""
 
         def check_token(token: str) -> None:
             self._check_caller(token, {})
@@ -218,11 +221,11 @@ class Listener:
                 host.send("refused", **refusal.to_json())
 
     async def _serve(self, context: Any, play: _Play, who: str) -> None:
-        """One stream of who dialled in."""
+        """Serve a gRPC stream of a client that dialled in."""
 
         async def serve(stream: Watched) -> None:
             self._admission.count(stream)
-            # Before anything is read: what nobody asks for stays in the sender's memory.
+            # Before anything is read: messages that are not read stay in the sender's memory.
             token = token_in(context.invocation_metadata())
             try:
                 stream.certified_name = self._check_caller(token, context.auth_context())
@@ -239,7 +242,7 @@ class Listener:
             await context.abort(grpc.StatusCode[refusal.code], text, metadata)
 
     async def _play(self, stream: Watched, context: Any) -> None:
-        """Environments."""
+        """Play with environments that dialled in."""
         hello = await self._introduction(stream, context, decode_hello)
 
         async def exchange(data: bytes) -> Any:
@@ -255,7 +258,7 @@ class Listener:
             await carry_steps(self._learner, stream, hello, context.read, exchange, accept)
 
     async def _act(self, stream: Watched, context: Any) -> None:
-        """An actor that carries the model."""
+        """Take rollouts from an actor that carries the model."""
         hello, dtype = await self._introduction(stream, context, decode_actor_hello)
         greeting = self._config.greeting().to(hello)
         with self._admission.play():
@@ -264,7 +267,7 @@ class Listener:
             )
 
     async def _introduction(self, stream: Watched, context: Any, decode: _Decode) -> Any:
-        """What its first message says; EOFError if it leaves before."""
+        """Read and decode a stream's first message; raise EOFError if the client leaves first."""
         has_token = self._check_caller.knows_token
         with self._admission.introduction(stream, has_token=has_token):
             data = await context.read()
@@ -277,7 +280,10 @@ class Listener:
     async def _guard(
         self, peer: str, serve: Callable[[Watched], Awaitable[None]], who: str
     ) -> Refused | None:
-        """Serve who dialled in; what it is refused for, if it is."""
+        """Serve a client that dialled in; return the refusal to send to it, if it is refused.
+
+        All other errors are reported to the learner.
+        """
         stream: Watched | None = None
         try:
             async with watched(self._streams, peer) as stream:
@@ -290,7 +296,7 @@ class Listener:
                 self._learner.clients.count_refusal(stream, error)
             is_authenticated = stream is not None and stream.is_authenticated
             self._report_refusal(f"{who} refused", error, peer, is_authenticated)
-            # Not the one that was raised: its traceback holds on to the message.
+            # A new one, as the traceback of the raised one keeps the client's message in memory.
             return Refused(error.code, str(error), error.retry_s)
         except EnvironmentFailed as error:
             self._learner.report(printable_lines(str(error)), peer, "environment_failed")

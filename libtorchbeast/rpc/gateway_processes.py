@@ -1,7 +1,7 @@
-"""The gateways as seen from the learner's process: supervised, and given lanes.
+"""The gateways as seen from the learner's process, which supervises them and grants them lanes.
 
-Nobody here waits but `open` and `wait_for_spec`: `poll()` looks at all of them, and the main thread
-calls it a few times a second. See lane_grants.py for the lanes.
+The main thread calls `poll()` a few times a second. Only `open` and `wait_for_spec` wait for
+messages of the gateways. Lanes are granted in lane_grants.py.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ logger = logging.getLogger("torchbeast")
 
 START_S = 60.0  # for a gateway to start
 STOP_S = 5.0  # for it to end when it was asked to
-HANG_S = 30.0  # a gateway without a heartbeat for so long hangs
-WAIT_SLICE_S = 0.1
-MAX_NAMED = 4  # addresses in such a word
+HANG_S = 30.0  # without a heartbeat, until a gateway is restarted
+WAIT_SLICE_S = 0.1  # between two calls of `poll` while something is waited for
+MAX_NAMED = 4  # addresses that a message about missing environments names
 
 
 @dataclass(eq=False)
 class _Gateway:
-    """One gateway: its lanes, which stay, and its line to us, which is as old as its process."""
+    """One gateway: its lanes, which outlive its process, and the state of that process."""
 
     id: int
     wakeup_read_fd: int
@@ -48,10 +48,11 @@ class _Gateway:
     is_ready: bool = False
     failure: str = ""
     num_streams: int = 0
-    waiting: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)  # by address: why nothing plays
     clients: dict[str, ClientFigures] = field(default_factory=dict)  # by their keys
 
     def forget_process(self) -> None:
+        """Reset the state of the process, which has ended."""
         if self.control is not None:
             self.control.close()
         self.control = None
@@ -63,7 +64,7 @@ class _Gateway:
         self.lanes.forget_process()
 
     def send(self, kind: str, **values: Any) -> bool:
-        """False if there is no room for it, that is, for a copy of its descriptor."""
+        """Send a message; return False if its file descriptor cannot be duplicated now."""
         if self.control is not None:
             try:
                 self.control.send(kind, **values)
@@ -73,7 +74,7 @@ class _Gateway:
 
 
 class Gateways:
-    """Processes in which connections from elsewhere end in lanes."""
+    """The gateway processes of a learner."""
 
     def __init__(
         self,
@@ -82,10 +83,10 @@ class Gateways:
         on_environment_error: Callable[[str], None] | None = None,
         check_first: Callable[[Spec], None] | None = None,
     ) -> None:
-        """Nothing is started yet. ValueError with one sentence if the configuration cannot work.
+        """Start nothing yet; raise ValueError with one sentence if `config` cannot work.
 
-        Without a `spec` the first environments that introduce themselves decide;
-        `check_first(spec)` may raise `Refused` for them.
+        Without a `spec`, the first environments that introduce themselves determine it;
+        `check_first(spec)` may raise `Refused` to refuse them.
         """
         config.check()
         self._config = config
@@ -104,7 +105,7 @@ class Gateways:
 
     @property
     def spec(self) -> Spec | None:
-        """What environments are like, once that is known."""
+        """The spec of all environments, once it is known."""
         return self._grants.spec
 
     @property
@@ -114,12 +115,12 @@ class Gateways:
 
     @property
     def num_streams(self) -> int:
-        """Streams that are open."""
+        """The number of streams that play."""
         return sum(gateway.num_streams for gateway in self._gateways)
 
     @property
     def num_lanes(self) -> int:
-        """Of the streams, and for those to come."""
+        """The number of lanes, in use or not."""
         return sum(len(gateway.lanes.lanes) for gateway in self._gateways)
 
     @property
@@ -128,7 +129,7 @@ class Gateways:
 
     @property
     def clients(self) -> list[ClientFigures]:
-        """All that are known, of all gateways."""
+        """Figures about all known clients, summed over gateways."""
         merged: dict[str, ClientFigures] = {}
         for gateway in self._gateways:
             for figures in gateway.clients.values():
@@ -137,7 +138,7 @@ class Gateways:
         return list(merged.values())
 
     def open(self) -> None:
-        """Start them and wait until they listen; OSError with one sentence if they cannot."""
+        """Start the gateways and wait until they listen; raise OSError if they cannot."""
         try:
             for gateway in self._gateways:  # one after the other: they share the first one's port
                 self.supervisor.children.append(self._child(gateway))
@@ -155,17 +156,17 @@ class Gateways:
         add_lane: Callable[[Lane], None],
         offer_model: Callable[[], ModelOffer] | None = None,
     ) -> None:
-        """Let environments play: `add_lane` is called for each lane, once, from `poll`.
+        """Let environments play; `poll` then calls `add_lane` once for each new lane.
 
-        With `offer_model`, which is called when the first one comes, actors that carry the model
-        are taken, too; their lanes have whole rollouts.
+        With `offer_model`, actors that carry the model are accepted, too, and their lanes hold
+        whole rollouts. It is called once, when the first such actor connects.
         """
         self._grants.add_lane = add_lane
         self._grants.offer_model = offer_model
         self._say_at = time.monotonic() + SAY_S
 
     def poll(self) -> None:
-        """Give lanes, log what the gateways say, restart those that died."""
+        """Grant lanes, log what the gateways report, and restart gateways that died."""
         for gateway in self._gateways:
             self._read_messages(gateway)
         self.supervisor.poll()
@@ -174,7 +175,7 @@ class Gateways:
         self._say_who_is_missing()
 
     def wait_for_spec(self, timeout_s: float) -> Spec:
-        """Poll until environments have said what they are like; TimeoutError if none does."""
+        """Poll until environments have introduced themselves; raise TimeoutError if none do."""
         deadline = time.monotonic() + timeout_s
         while self.spec is None:
             left_s = deadline - time.monotonic()
@@ -185,15 +186,15 @@ class Gateways:
         return self.spec
 
     def decide(self, spec: Spec) -> None:
-        """Take environments that are like this; before `start`, which lets the first ones play."""
+        """Accept environments of this spec only; call it before `start`, which lets them play."""
         self._grants.spec = spec
 
     def finish(self) -> None:
-        """Say to environments elsewhere that training is finished; call it before `close`."""
+        """Send clients the status that training is finished; call it before `close`."""
         self._send_stop(finished=True)
 
     def close(self) -> None:
-        """End all gateways and close their lanes; nothing is left."""
+        """End all gateways, close their lanes, and release all descriptors."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -215,7 +216,7 @@ class Gateways:
 
     def _start(self, gateway: _Gateway) -> Helper:
         ours, theirs = socket.socketpair()
-        if gateway.id > 0:  # a port that the system chose must be known
+        if gateway.id > 0:  # the port that the system may have chosen for the first gateway
             gateway.listen = self._gateways[0].listen
         config = GatewayConfig(
             control_fd=theirs.fileno(),
@@ -250,7 +251,7 @@ class Gateways:
         for gateway in self._gateways:
             gateway.send("stop", finished=finished)
 
-    # What they say.
+    # Messages of the gateways.
 
     def _wait_for_messages(self, timeout_s: float) -> None:
         poll = select.poll()
@@ -267,7 +268,7 @@ class Gateways:
                     return
                 self._handle(gateway, message)
         except (EOFError, OSError):
-            return  # it has ended, or will in a moment
+            return  # the gateway has ended, or will in a moment
         except UnknownProtocol as error:
             self.supervisor.fail(gateway.child, f"sent what cannot be read ({error})")
 
@@ -277,7 +278,7 @@ class Gateways:
             self._grants.add_request(gateway.lanes, message, gateway.send)
         elif kind == "lost":
             gateway.lanes.close_lost(message["id"])
-            gateway.lanes.knows_model = False  # it may be that which was lost: it is sent again
+            gateway.lanes.knows_model = False  # its message may be lost, too: send it again
         elif kind == "streams":
             gateway.num_streams, gateway.waiting = message["number"], message["waiting"]
         elif kind == "client":
@@ -304,7 +305,7 @@ class Gateways:
             logger.warning("%s (%s)", message["text"], message["peer"])
 
     def _say_who_is_missing(self) -> None:
-        """A learner that waits for environments says for whom, every now and then."""
+        """Log which environments the learner waits for, after ten seconds and every minute."""
         now = time.monotonic()
         if now < self._say_at:
             return
@@ -318,17 +319,20 @@ class Gateways:
             places.append(f"{len(missing) - MAX_NAMED} more")
         places += [f"whoever dials in at {address}" for address in self.listening]
         what = "more environments" if self.num_streams else "environments"
-        # A warning if there is nobody: it is shown also where nobody has set up logging.
+        # A warning if nothing plays: it is shown even where logging has not been set up.
         level = logging.INFO if self.num_streams else logging.WARNING
         logger.log(level, "Waiting for %s: %s.", what, ", ".join(places) or "none was named")
 
     def _missing(self) -> list[str]:
-        """Addresses where nobody is, and why."""
+        """Return the dialled addresses without environments, each with the reason."""
         waiting = [item for gateway in self._gateways for item in gateway.waiting.items()]
         return [f"{address} ({why})" for address, why in waiting]
 
     def late(self) -> list[str]:
-        """Who keeps the learner waiting, for people. Whoever asks says so, and not our log."""
+        """Describe the environments that keep the learner waiting, for a message to the user.
+
+        The caller shows the message, so `poll` does not log one for a while.
+        """
         self._say_at = max(self._say_at, time.monotonic() + SAY_S)
         lanes = [lane for gateway in self._gateways for lane in gateway.lanes.lanes]
         late = [lane for lane in lanes if lane.turn.state == ENVIRONMENT]

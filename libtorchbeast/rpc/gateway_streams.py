@@ -1,7 +1,7 @@
-"""What a gateway does with a stream that has introduced itself, while it plays.
+"""Carries the data of a gateway's streams, once they have introduced themselves.
 
-carry_steps     environments: rows go to a lane, actions back
-carry_rollouts  actors that carry the model: whole rollouts go to a lane, weights back
+carry_steps     of environments: rows to a lane, and actions back
+carry_rollouts  of actors that carry the model: whole rollouts to a lane, and weights back
 """
 
 import asyncio
@@ -49,7 +49,7 @@ Write = Callable[[bytes], Awaitable[Any]]
 async def lane_for(
     learner: LearnerConnection, stream: Watched, hello: Hello
 ) -> AsyncIterator[Lane]:
-    """The lane of a stream that has introduced itself, while it is carried."""
+    """Yield a lane for a stream that has introduced itself, and release it afterwards."""
     stream.has_done(INTRODUCE)
     with learner.clients.playing(stream, hello):
         lane = await learner.lanes.acquire(hello, client_of(stream))
@@ -73,10 +73,10 @@ async def carry_steps(
     exchange: Exchange,
     accept: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Until the environments leave.
+    """Carry rows to a lane, and actions back, until the environments leave.
 
-    `accept` is called once there is a lane. `exchange` writes actions and reads the next step,
-    which it expects in time.
+    `accept` is called once there is a lane. `exchange` writes actions and reads the next Step, for
+    which it sets the stream's deadline.
     """
     async with lane_for(learner, stream, hello) as lane:
         with learner.playing(hello, stream):
@@ -124,10 +124,10 @@ async def carry_rollouts(
     read: Read,
     write: Write,
 ) -> None:
-    """Until the actor leaves."""
+    """Carry rollouts to a lane, and weights back, until the actor leaves."""
     async with lane_for(learner, stream, hello) as lane:
         publication = learner.publication
-        if publication is None:  # its descriptor was lost
+        if publication is None:  # the descriptor of the weights was lost
             raise no_descriptor_left()
         with learner.playing(hello, stream):
             stream.expect(READ_GREETING, learner.limits.write_s)
@@ -141,11 +141,13 @@ async def carry_rollouts(
 
 @dataclass(eq=False)
 class _Actor:
-    """The stream of an actor, in three tasks: one reads what comes, one puts rollouts into the lane
-    and says when the learner has taken them, one sends weights to who asked for them.
+    """The stream of an actor, served by three tasks.
 
-    A rollout is read ahead while the one before waits for the learner, so that a request for
-    weights behind it does not wait, too.
+    The first reads messages. The second writes rollouts to the lane, and sends Taken once the
+    learner has taken one. The third sends weights when the actor requests them.
+
+    While a rollout waits for the learner, the next one is read, so that a request for weights
+    behind it need not wait, too.
     """
 
     learner: LearnerConnection
@@ -157,9 +159,9 @@ class _Actor:
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _rollouts: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
     _requests: asyncio.Queue[int] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
-    _is_asked: bool = False
-    _num_here: int = 0  # rollouts that were read and not taken
-    # The last two versions that were sent: with one of them the actor plays.
+    _is_asked: bool = False  # for weights
+    _num_here: int = 0  # rollouts that were read and not yet taken by the learner
+    # The last two versions sent, one of which the actor plays with.
     _sent: deque[int] = field(default_factory=lambda: deque(maxlen=2))
 
     async def read_messages(self) -> None:
@@ -201,13 +203,15 @@ class _Actor:
             self._expect_rollout()
 
     def _expect_rollout(self) -> None:
-        """In time from now on, unless one is here: then it is the learner that is waited for."""
+        """Set the deadline for the next rollout, unless one is here and waits for the learner."""
         if self._num_here == 0:
             self.stream.expect(ROLLOUT, self.learner.limits.rollout_s)
 
     def _may_be_late(self) -> bool:
-        """Whether weights have become too old on their way, or while they were played with: an
-        actor sends no rollout then, and tries again with newer ones."""
+        """Whether the actor's weights may be older than `max_policy_lag` allows.
+
+        Such an actor sends no rollout, but requests newer weights and plays again.
+        """
         most = self.publication.offer.max_policy_lag
         if most is None or not self._sent:
             return False
@@ -219,7 +223,7 @@ class _Actor:
             version = await publication.after(await self._requests.get(), dtype)
             for start, data in version.pieces():
                 if start + len(data) == len(version.data):
-                    self._is_asked = False  # the next may come as soon as this one is read
+                    self._is_asked = False  # the actor may ask again once it has read this piece
                     self._sent.append(version.number)
                 await self._send(encode_weights(version, start, data, publication.version))
 

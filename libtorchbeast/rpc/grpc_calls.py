@@ -1,11 +1,11 @@
 """gRPC calls for one thread that both moves messages and steps environments.
 
-grpc's own servers for Python pass each message through a queue from one thread to another, and
-`grpc.aio` through a socket to an event loop, too. With one environment in a server that cost more
-than all the rest of its step. Here, coroutines wait for grpc's completion queue itself.
+grpc's own Python servers pass each message through a queue to another thread, and `grpc.aio` passes
+it through a socket to an event loop, too. In a server with one environment that cost more than the
+rest of a step. Here, coroutines wait for grpc's completion queue itself.
 
-`cygrpc` is grpc's own layer between its core and its Python servers, and not documented:
-`tests/test_rpc_server.py` and `tests/test_rpc_bad_peers.py` say whether a version of grpcio works.
+`cygrpc` is grpc's undocumented layer between its core and its Python servers:
+`tests/test_rpc_server.py` and `tests/test_rpc_bad_peers.py` show whether a version of grpcio works.
 """
 
 import logging
@@ -24,27 +24,28 @@ from libtorchbeast.text import encodable
 
 logger = logging.getLogger("torchbeast")
 
-TICK_S = 0.25  # between two looks at anything but calls
-AWAY_S = 0.5  # in environments, after which another thread looks at what comes
+TICK_S = 0.25  # between two calls of `tick`
+AWAY_S = 0.5  # of stepping environments, after which another thread polls the queue
 STOP_S = 1.0  # for calls to end with their server
 ENDING = Refused("UNAVAILABLE", "The environments are ending.")
 _NEW_CALL, _STOPPED = "new call", "stopped"
 
 
 class LinkLost(Exception):
-    """The other end is gone, or this one has cancelled the call."""
+    """The other end is gone, or this end has cancelled the call."""
 
 
 @types.coroutine
 def _completion() -> Generator[None, Any, Any]:
+    """Suspend the coroutine until `CallServer` resumes it with an event, and return that."""
     return (yield)
 
 
 class Call:
-    """A stream that was dialled, for a coroutine that waits for one thing at a time."""
+    """A stream that a client has opened, for a coroutine that waits for one operation at a time."""
 
     def __init__(self, event: Any) -> None:
-        """The first event of the call."""
+        """`event` is that of the new call."""
         self._call = event.call
         self.peer: str = event.call.peer().decode(errors="replace")
         self.method: str = event.call_details.method.decode(errors="replace")
@@ -55,12 +56,12 @@ class Call:
 
     @property
     def identity(self) -> dict[str, list[bytes]]:
-        """What TLS says of the other end."""
+        """The other end's certificate and other properties of TLS (`auth_context()`)."""
         said = cygrpc.auth_context(self._call)
         return {name.decode(): list(values) for name, values in said.items()}
 
     async def read(self) -> bytes:
-        """The next message; `LinkLost` if the other end has left."""
+        """Return the next message; raise `LinkLost` if the other end has left."""
         (received,) = await self._do(cygrpc.ReceiveMessageOperation(0))
         return _message(received)
 
@@ -68,7 +69,7 @@ class Call:
         await self._do(*self._start(), cygrpc.SendMessageOperation(data, 0))
 
     async def exchange(self, data: bytes) -> bytes:
-        """Write a message and read the one that answers it, both in one go."""
+        """Write a message and read its answer, in one batch of operations."""
         _, received = await self._do(
             cygrpc.SendMessageOperation(data, 0), cygrpc.ReceiveMessageOperation(0)
         )
@@ -82,19 +83,20 @@ class Call:
         await self._do(*self._start(), status, closed)
 
     def cancel(self, why: Refused) -> None:
-        """End it whatever goes on; who waits for it gets `LinkLost`."""
+        """End the call at once; a coroutine that waits for it gets `LinkLost`."""
         if not self._is_cancelled:
             self._is_cancelled = True
             self._call.cancel(_code(why.code), encodable(str(why)))
 
     def _start(self) -> list[Any]:
-        """What is sent before the first message."""
+        """Return the operations that must precede the first message or status."""
         if self._has_started:
             return []
         self._has_started = True
         return [cygrpc.SendInitialMetadataOperation((), 0)]
 
     async def _do(self, *operations: Any) -> Any:
+        """Run operations as one batch and return their results; raise `LinkLost` if it fails."""
         if self._is_cancelled:
             raise LinkLost("The call was cancelled.")
         self._call.start_server_batch(operations, self)
@@ -105,7 +107,7 @@ class Call:
 
 
 class CallServer:
-    """Takes calls, each for a coroutine of its own, and runs all of them in one thread."""
+    """Accepts calls, and runs a coroutine for each of them, all in one thread."""
 
     def __init__(
         self,
@@ -118,11 +120,11 @@ class CallServer:
         self._server.register_completion_queue(self._queue)
         self._calls: set[Call] = set()
         self._polled_at = 0.0
-        self._found: deque[Any] = deque()  # events, by the other thread
+        self._found: deque[Any] = deque()  # events that the other thread has polled
         self._is_over = threading.Event()
         self._other = threading.Thread(target=self._poll_meanwhile, name="pings", daemon=True)
 
-    # As grpc's own servers have it, for `Security.add_port`.
+    # Methods of grpc's own servers that `Security.add_port` calls.
 
     def add_insecure_port(self, address: str) -> int:
         return self._server.add_http2_port(address.encode())
@@ -136,7 +138,7 @@ class CallServer:
         self._other.start()
 
     def run(self, is_over: Callable[[], bool], tick: Callable[[], None]) -> None:
-        """Until `is_over()`; `tick` is called a few times a second."""
+        """Serve calls until `is_over()`; call `tick` a few times a second."""
         tick_at = 0.0
         while not is_over():
             self._handle(self._next_event(time.time() + TICK_S))
@@ -146,7 +148,7 @@ class CallServer:
                 tick()
 
     def stop(self) -> None:
-        """End all calls, and take no more."""
+        """End all calls, and accept no more."""
         self._is_over.set()
         self._other.join()
         self._server.shutdown(self._queue, _STOPPED)
@@ -164,7 +166,10 @@ class CallServer:
         return self._found.popleft() if self._found else self._queue.poll(deadline)
 
     def _poll_meanwhile(self) -> None:
-        """Versions of grpc before 1.80 answer pings only while somebody polls the queue."""
+        """Poll the queue while the main thread is in a long step of the environments.
+
+        Versions of grpc before 1.80 answer pings only while a thread polls the queue.
+        """
         while not self._is_over.wait(AWAY_S):
             if time.monotonic() - self._polled_at > AWAY_S:
                 self._found.append(self._queue.poll(time.time() + AWAY_S / 10))
@@ -174,10 +179,10 @@ class CallServer:
 
     def _handle(self, event: Any) -> None:
         if event.tag is None:
-            return  # nothing came in time
+            return  # the poll timed out
         if event.tag is not _NEW_CALL:
             self._resume(event.tag, event)
-        elif event.success and self._is_over.is_set():  # it came at the last moment
+        elif event.success and self._is_over.is_set():  # a new call, but the server is stopping
             Call(event).cancel(ENDING)
         elif event.success:
             self._request_call()
@@ -192,7 +197,7 @@ class CallServer:
             call.coroutine.send(event)
         except StopIteration:
             self._calls.discard(call)
-        except Exception:  # of one call: the others go on
+        except Exception:  # one call's error must not end the others
             logger.exception("The call of %s failed.", call.peer)
             self._calls.discard(call)
             call.cancel(Refused("INTERNAL", "Something is wrong at this end; see its log."))

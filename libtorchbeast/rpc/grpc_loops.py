@@ -1,7 +1,7 @@
-"""Event loops for grpc.aio, which never forgets one: used again instead of closed.
+"""Event loops for grpc.aio, which are kept and reused instead of closed.
 
-Several may run at once, each in a thread of its own. grpc hands events to all loops it has ever
-seen, and one that is closed makes it lose those of the others.
+grpc.aio hands events to all loops that it has ever seen. If one of them is closed, it loses events
+of the others. Several loops may run at once, each in a thread of its own.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-# gRPC's own handlers crash one fork in four while its event loops are at work. Without them a
-# forked child is well as long as it leaves gRPC alone, as a `Server` at a unix socket does.
+# gRPC's own fork handlers crash one fork in four while its event loops run. Without them, a forked
+# child works as long as it does not use gRPC, which a `Server` at a unix socket does not.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _lock = threading.Lock()
@@ -19,7 +19,7 @@ _idle: list[asyncio.AbstractEventLoop] = []
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """`asyncio.run`, in a loop that is kept."""
+    """Like `asyncio.run`, but in a loop that is kept and reused."""
     with _lock:
         loop = _idle.pop() if _idle else asyncio.new_event_loop()
     try:
@@ -37,14 +37,14 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def stop_event() -> tuple[asyncio.Event, Callable[[], object]]:
-    """An event of the loop that runs, and what sets it from any thread."""
+    """Return an event of the running loop, and a function that sets it from any thread."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     return stopped, lambda: loop.call_soon_threadsafe(stopped.set)
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Until one of them ends, or raises; none is left."""
+    """Run coroutines until one of them ends, and cancel the others; raise what it raises."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -64,13 +64,13 @@ def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _pass_on() -> None:
-    """Let callbacks that wait for their turn have it: they hold what has ended."""
+    """Run the callbacks that are still scheduled, as they hold references to ended tasks."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 def _forget() -> None:
-    """A fork has none of the threads behind these loops."""
+    """Drop the kept loops in a forked child, which has none of gRPC's threads behind them."""
     global _lock
     _lock = threading.Lock()
     _idle.clear()

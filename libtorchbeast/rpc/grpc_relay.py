@@ -1,8 +1,8 @@
-"""gRPC behind a unix socket at which others are welcome, too.
+"""Relays gRPC connections from a unix socket that serves other clients, too.
 
-Our own programs hand lanes over at a unix socket (json_socket.py); clients in other languages
-speak gRPC there. Python's grpc takes no connections that were accepted elsewhere, so that theirs
-are relayed to a socket of grpc's own, in a folder that nobody else can enter.
+At a unix socket our own programs hand lanes over (json_socket.py), and clients in other languages
+speak gRPC. Python's grpc cannot serve a connection that other code has accepted, so gRPC clients
+are relayed to a second socket, of grpc's own, in a folder that no other user can enter.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ CHUNK_BYTES = 1 << 18
 
 @contextlib.contextmanager
 def private_address() -> Iterator[str]:
-    """An address for grpc to listen at."""
+    """Yield an address in a temporary private folder, for grpc to listen at."""
     with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
         yield f"unix:{os.path.join(folder, 'grpc')}"
 
 
 async def relay(connection: socket.socket, address: str) -> None:
-    """Carry bytes between a connection, which then belongs to us, and an address of ours."""
+    """Copy bytes between a connection and a new one to `address`, and close both at the end."""
     connection.setblocking(False)
     outer = await asyncio.open_unix_connection(sock=connection)
     try:

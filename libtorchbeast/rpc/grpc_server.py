@@ -1,7 +1,7 @@
 """Environments that listen for gRPC: one thread steps all groups in turn.
 
-While one group steps, grpc's own threads move the others' messages. With a thread for each stream
-the server was a tenth slower, for the interpreter lock that they took from each other.
+While one group steps, grpc's own threads move the messages of the others. With a thread for each
+stream the server was a tenth slower, as the threads competed for the interpreter lock.
 """
 
 import logging
@@ -35,7 +35,7 @@ from libtorchbeast.text import encodable
 
 logger = logging.getLogger("torchbeast")
 
-ANSWER_S = 600.0  # until the learner must have answered: it may be held up for a while
+ANSWER_S = 600.0  # for the actions of a step: the learner may be held up for a while
 STATUS_S = 2.0  # for the other end to read how the stream ended
 
 
@@ -74,17 +74,18 @@ class StreamServer:
             server.stop()
 
     def stop(self) -> None:
-        """Let `run()` return; from any thread."""
+        """Make `run()` return; any thread may call this."""
         self._is_stopped = True
 
     def _look(self) -> None:
+        """Call `tick`, and end streams that missed a deadline or whose certificate is revoked."""
         self._tick()
         for stream in list(self._streams):
             stream.check()
         self._check_caller.end_revoked(self._streams)
 
     async def _play(self, call: Call) -> None:
-        """One stream."""
+        """Serve one stream, and end it with a status."""
         stream = Watched(call.peer, call.cancel)
         self._streams.add(stream)
         try:
@@ -92,12 +93,12 @@ class StreamServer:
             stream.expect(READ_STATUS, STATUS_S)
             await call.finish(code, status_text(text))
         except LinkLost:
-            pass  # nobody is there to hear it
+            pass  # the other end is gone
         finally:
             self._streams.discard(stream)
 
     async def _serve(self, stream: Watched, call: Call) -> tuple[str, str]:
-        """Play with who dialled; the status in the end."""
+        """Play with the learner that dialled; return the code and text of the stream's status."""
         try:
             if call.method != "/" + "/".join(ENVIRONMENTS_METHOD):
                 raise Refused("UNIMPLEMENTED", "This end serves Environments.Play of env.proto.")

@@ -1,4 +1,4 @@
-"""gRPC streams as links, and deadlines for who is at their other end."""
+"""gRPC streams as links, and deadlines for the other end of a stream."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ from libtorchbeast.rows import Row
 from libtorchbeast.rpc.handshake import Hello, Refused
 from libtorchbeast.rpc.step_messages import ActionsReader, encode_step
 
-WATCH_S = 0.5  # how often deadlines are looked at
+WATCH_S = 0.5  # between two checks of the deadlines
 
-# What an other end must do in time.
+# What the other end must do in time, as in "The other end has not ... in time."
 INTRODUCE, STEP, READ, ANSWER = "introduced itself", "taken a step", "read its actions", "answered"
 READ_GREETING, READ_STATUS = "read the greeting", "read its status"
 READ_WEIGHTS = "read its weights"
@@ -25,9 +25,9 @@ Exchange = Callable[[bytes], Awaitable[Any]]
 
 
 class Watched:
-    """A stream that is ended when the other end lets it wait too long.
+    """A stream that is ended if the other end misses a deadline.
 
-    Setting a deadline costs next to nothing: somebody looks at all of them now and then.
+    Setting a deadline costs almost nothing, as it needs no timer: `check` is called now and then.
     """
 
     def __init__(self, peer: str, cancel: Callable[[Refused], object]) -> None:
@@ -35,23 +35,26 @@ class Watched:
         self._cancel = cancel
         self.num_steps = 0
         self.is_authenticated = False
-        self.certified_name = ""  # in the other end's certificate
+        self.certified_name = ""  # the name in the other end's certificate
         self.ended_by: Refused | None = None
-        self._deadlines: dict[str, float] = {}  # of what is expected
+        self._deadlines: dict[str, float] = {}  # by what is expected
 
     def expect(self, what: str, seconds: float) -> None:
-        """The other end must do this in time."""
+        """Set the deadline by which the other end must have done `what`."""
         self._deadlines[what] = time.monotonic() + seconds
 
     def has_done(self, what: str) -> None:
+        """Remove the deadline for `what`."""
         self._deadlines.pop(what, None)
 
     def end(self, why: Refused) -> None:
+        """End the stream for this reason, unless it has been ended before."""
         if self.ended_by is None:
             self.ended_by = why
             self._cancel(why)
 
     def check(self) -> None:
+        """End the stream if the other end has missed a deadline."""
         now = time.monotonic()
         for what, deadline in list(self._deadlines.items()):
             if deadline < now:
@@ -60,7 +63,7 @@ class Watched:
 
 
 async def watch(streams: set[Watched], tick: Callable[[], None]) -> None:
-    """End those that are let wait too long, for ever."""
+    """Call `tick` and check the deadlines of all streams, twice a second, until cancelled."""
     while True:
         await asyncio.sleep(WATCH_S)
         tick()
@@ -69,12 +72,12 @@ async def watch(streams: set[Watched], tick: Callable[[], None]) -> None:
 
 
 async def exchange(call: Any, data: bytes) -> Any:
-    """Write a message and read the next one, after others were; grpc.aio.EOF, or `AioRpcError`.
+    """Write a message and read the next one, on a connected call that this end has made.
 
-    Over a call of grpc.aio that this end has made. Each of its own operations passes from the
-    thread that reads sockets through another socket to the event loop; here both are one.
-    `execute_batch` is no part of what grpc documents: `tests/test_grpc_exchange.py` says whether a
-    version of grpcio works.
+    Return grpc.aio.EOF, or raise `AioRpcError`, if the call has ended. The end of each operation of
+    grpc.aio passes from the thread that reads sockets through another socket to the event loop;
+    here, writing and reading are one operation. grpc does not document `execute_batch`:
+    `tests/test_grpc_exchange.py` shows whether a version of grpcio works.
     """
     received = cygrpc.ReceiveMessageOperation(0)
     operations = (cygrpc.SendMessageOperation(data, 0), received)
@@ -83,24 +86,24 @@ async def exchange(call: Any, data: bytes) -> Any:
         message = received.message()
     except cygrpc.ExecuteBatchError:
         message = None
-    except asyncio.CancelledError:  # as grpc's own reading does, or the connection would stay open
+    except asyncio.CancelledError:  # as in grpc's own `read`; else the connection would stay open
         call.cancel()
         raise
-    return await call.read() if message is None else message  # reading says how a call has ended
+    return await call.read() if message is None else message  # `read` says how the call has ended
 
 
 class StreamLink:
-    """A gRPC stream of environments, whoever dialled."""
+    """The environments' end of a gRPC stream, as a link; either end may have dialled."""
 
     def __init__(self, hello: Hello, exchange: Exchange, watched: Watched, answer_s: float) -> None:
-        """`exchange` sends a message and returns the next one; it raises when the link is over."""
+        """`exchange` sends a message and returns the next one; it raises if the link is over."""
         self._exchange = exchange
         self._watched = watched
         self._answer_s = answer_s
         self._actions = ActionsReader(hello.spec, hello.num_envs)
 
     async def show(self, row: Row, info: InfoSums | None = None) -> Any:
-        """The actions for a row; raises what `exchange` does if the learner has left."""
+        """Send a row and return the agent's actions; raise what `exchange` raises."""
         self._watched.expect(ANSWER, self._answer_s)
         data = await self._exchange(encode_step(row, info))
         self._watched.has_done(ANSWER)
@@ -110,9 +113,9 @@ class StreamLink:
 
 @contextlib.asynccontextmanager
 async def watched(streams: set[Watched], peer: str) -> Any:
-    """The current task as a stream, which is one of `streams` while it lives.
+    """Yield a stream whose `end` cancels the current task; meanwhile it is in `streams`.
 
-    `Refused` in the place of its cancellation if that is by the stream's `end`.
+    If the task is cancelled by `end`, raise the `Refused` that `end` was given.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -122,7 +125,7 @@ async def watched(streams: set[Watched], peer: str) -> Any:
         yield stream
     except asyncio.CancelledError:
         if stream.ended_by is None:
-            raise  # by somebody else: the other end is gone, or this process ends
+            raise  # not cancelled by `end`: the other end is gone, or this process ends
         task.uncancel()
         raise stream.ended_by from None
     finally:

@@ -1,7 +1,7 @@
-"""What environments and a learner say of themselves before they play, and what must hold of it.
+"""The handshake: how environments and a learner introduce themselves, and the checks of both.
 
-The same for gRPC (messages.py turns it to bytes) and for sockets of this machine (as JSON, here).
-No protobuf is imported.
+It is the same over gRPC (messages.py converts it to bytes) and over unix sockets of this machine
+(as JSON, converted here). Protobuf is not imported.
 """
 
 import hmac
@@ -28,9 +28,9 @@ from libtorchbeast.text import printable
 from libtorchbeast.tree import leaves_of
 
 VERSION = 2
-# Minor versions add what an older end may ignore: machines are not all updated at once. A learner
-# takes all older ones, and the next one. 1: a refusal may say when to dial again. 2: actors that
-# carry the model.
+# A minor version adds only what an older end may ignore, as machines are not all updated at once.
+# A learner accepts all older ones, and the next one. 1: a refusal may say when to dial again.
+# 2: actors that carry the model.
 MINOR = 2
 MAX_RETRY_S = 60.0
 _INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
@@ -41,38 +41,38 @@ MAX_SPEC_BYTES = 1 << 16
 MAX_DIMENSIONS = 8
 MAX_NUM_ENVS = 1 << 16
 MAX_INTEGER = 2.0**53
-MAX_NUM_STREAMS = 64  # that one server asks for
+MAX_NUM_STREAMS = 64  # that one server may ask for
 MAX_NAME = 200
 MAX_TEXT = 10_000
-FINISHED = "OUT_OF_RANGE"  # the code of a learner that has all the steps it wanted
-MAX_STATUS_TEXT = 2_000  # a status travels as a header, and those are small
+FINISHED = "OUT_OF_RANGE"  # the code of a learner that has finished training
+MAX_STATUS_TEXT = 2_000  # a status is sent as a header, and the size of headers is limited
 
 
 class Refused(Exception):
-    """What the other end did cannot go on; `code` names a gRPC status, the text says why."""
+    """The other end is refused: `code` names a gRPC status, and the text says why."""
 
-    # After these there is something to correct before it makes sense to dial again.
+    # With these codes, something must be corrected before it makes sense to dial again.
     PERMANENT = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "UNIMPLEMENTED")
 
     def __init__(self, code: str, text: str, retry_s: float | None = None) -> None:
-        """`retry_s`: when to dial again, if this end knows better than the other's back-off."""
+        """`retry_s`: after how long the other end should dial again, if not by its back-off."""
         super().__init__(text)
         self.code = code
         self.retry_s = retry_s
 
     def to_json(self) -> dict[str, Any]:
-        """For a message to the other end; `refusal_from_json` reads it."""
+        """Return the refusal as values of a message, which `refusal_from_json` reads."""
         retry = {} if self.retry_s is None else {"retry_s": self.retry_s}
         return {"code": self.code, "text": str(self), **retry}
 
 
 class EnvironmentFailed(Exception):
-    """Something raised in the environments at the other end; here is what they say about it."""
+    """Environments at the other end raised an exception; the text is their report of it."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What environments say of themselves; see env.proto."""
+    """How environments introduce themselves; see Hello in env.proto."""
 
     name: str
     num_envs: int
@@ -81,9 +81,9 @@ class Hello:
     num_streams: int = 1
     minor: int = MINOR
     has_model: bool = False
-    """Whether it is an actor that carries the model: it brings whole rollouts."""
+    """Whether this is an actor that carries the model, and so sends whole rollouts."""
     knows_marks: bool = True
-    """Whether who has the lane knows of rows that are marked as taken (cpp/turn.h)."""
+    """Whether the host of a lane knows that rows may be marked as taken (cpp/turn.h)."""
 
     def to_json(self) -> dict[str, Any]:
         spec = {"spec": self.spec.to_json(), "num_actions": self.spec.num_actions}
@@ -92,7 +92,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a learner says of itself; see env.proto."""
+    """How a learner introduces itself; see Greeting in env.proto."""
 
     name: str
     token: str = ""
@@ -103,7 +103,10 @@ class Greeting:
         return {**asdict(self), "version": VERSION}
 
     def to(self, hello: Hello) -> "Greeting":
-        """The answer to environments that may be older, and take an end that is little newer."""
+        """Return the Greeting for environments that may be older than this end.
+
+        They accept a minor version that is newer than their own by one at most.
+        """
         return replace(self, minor=min(self.minor, hello.minor + 1))
 
 
@@ -112,7 +115,7 @@ def hello_from_json(
     max_row_bytes: int,
     check_token: Callable[[str], None] = lambda token: None,
 ) -> Hello:
-    """Raises `Refused`. Whoever has no token gets nothing done here."""
+    """Read and check a Hello, its token first; raise `Refused` if it breaks a rule."""
     try:
         check_token(str(values["token"]))
         minor = int(values.get("minor", 0))
@@ -133,7 +136,7 @@ def hello_from_json(
 
 
 def greeting_from_json(values: dict[str, Any]) -> Greeting:
-    """Raises `Refused`."""
+    """Read and check a Greeting; raise `Refused` if it breaks a rule."""
     try:
         check_version(int(values["version"]), int(values.get("minor", 0)))
         return Greeting(
@@ -146,14 +149,17 @@ def greeting_from_json(values: dict[str, Any]) -> Greeting:
 
 
 def refusal_from_json(message: dict[str, Any]) -> Refused:
-    """What the other end refused, and why."""
+    """Read the refusal that the other end has sent."""
     text = printable(str(message.get("text"))[:MAX_STATUS_TEXT])
     code = printable(str(message.get("code"))[:MAX_NAME])
     return Refused(code, text, retry_in(message.get("retry_s")))
 
 
 def retry_in(seconds: Any) -> float | None:
-    """When the other end wants to be dialled again, if it says so and makes sense."""
+    """Return after how many seconds the other end wants to be dialled again, within bounds.
+
+    None if it gave no valid number.
+    """
     try:
         return min(max(0.0, float(seconds)), MAX_RETRY_S)
     except (TypeError, ValueError):
@@ -161,9 +167,9 @@ def retry_in(seconds: Any) -> float | None:
 
 
 def check_hello(hello: Hello, num_actions: int, max_row_bytes: int) -> Hello:
-    """What must hold of environments, whoever they are; the same Hello, fit to be shown.
+    """Check a Hello; return it with a printable name, or raise `Refused` if it breaks a rule.
 
-    `num_actions` is for those whose spec of the action does not say it.
+    `num_actions` is added to an action's spec that lacks it; 0 if it is not known.
     """
     for what, number, most in (
         ("num_envs", hello.num_envs, MAX_NUM_ENVS),
@@ -265,6 +271,7 @@ def _has_categories(array: ArraySpec, most: int) -> bool:
 
 
 def check_version(version: int, minor: int) -> None:
+    """Raise `Refused` if the other end's version of the protocol does not fit this end's."""
     if version != VERSION or minor > MINOR + 1:
         raise Refused(
             "FAILED_PRECONDITION",
@@ -276,7 +283,7 @@ def check_version(version: int, minor: int) -> None:
 
 
 def check_token(expected: str, given: str) -> None:
-    """Raise `Refused` unless they are the same, in a time that does not depend on how alike."""
+    """Raise `Refused` if `expected` is a token and `given` another; compare in constant time."""
     if expected and not hmac.compare_digest(*map(_token_bytes, (expected, given))):
         what = "another one" if given else "none"
         raise Refused(
@@ -286,13 +293,13 @@ def check_token(expected: str, given: str) -> None:
 
 
 def _token_bytes(token: str) -> bytes:
-    return token.encode(errors="surrogatepass")  # JSON may bring half a character
+    return token.encode(errors="surrogatepass")  # JSON may contain unpaired surrogates
 
 
 def check_fit(expected: Spec | None, got: Spec) -> None:
-    """Raise `Refused` unless these environments are like those that the learner works with.
+    """Raise `Refused` unless environments have the spec that the learner expects (None: any).
 
-    Bounds may differ; numbers of actions, or of other categories, may not if both are known.
+    Bounds may differ. Numbers of actions, or of other categories, may not if both are known.
     """
     if expected is None:
         return
@@ -321,20 +328,22 @@ def _in_words(numbers: tuple[int, ...]) -> str:
 
 
 def learner_is_ending(finished: bool = False, retry_s: float | None = None) -> Refused:
+    """Return the refusal for clients of a learner that ends, or has `finished` training."""
     if finished:
         return Refused(FINISHED, "Training is finished.")
     return Refused("UNAVAILABLE", "The learner is ending; try again later.", retry_s)
 
 
 def no_descriptor_left(who: str = "gateway") -> Refused:
-    """Of who needs one for a lane."""
+    """Return the refusal of a lane for want of a file descriptor."""
     return Refused("RESOURCE_EXHAUSTED", f"The {who} has no descriptor left; wait.")
 
 
 def invalid(text: str) -> Refused:
+    """Return the refusal of a message that breaks a rule."""
     return Refused("INVALID_ARGUMENT", text)
 
 
 def status_text(text: str) -> str:
-    """Short enough for a status."""
+    """Return a text that is short enough for a status: the end of a longer one."""
     return text if len(text) <= MAX_STATUS_TEXT else "... " + text[-MAX_STATUS_TEXT:]

@@ -1,8 +1,8 @@
-"""The learner's lanes for gateways: who gets one, and who has it.
+"""The learner's lanes for gateways: which gateway has which lanes, and when it is granted more.
 
-Lanes belong to the learner's side; a gateway gets their descriptors when it asks, and uses them
-again for later streams. They outlive a gateway that dies: the one that takes its place gets them,
-but for those that were handed over to hosts.
+Lanes belong to the learner. A gateway gets their file descriptors on request, and reuses them for
+later streams. If a gateway process dies, the next one gets its lanes, except those that were handed
+over to hosts.
 """
 
 import dataclasses
@@ -24,26 +24,26 @@ from libtorchbeast.specs import INT64, canonical
 logger = logging.getLogger("torchbeast")
 
 MAX_OFFER_BYTES = MAX_MESSAGE_BYTES - 1024  # as JSON, in a message to a gateway
-MEMORY_SHARE = 0.5  # of this machine's, for rollouts of environments elsewhere
+MEMORY_SHARE = 0.5  # of this machine's memory, for rollouts of environments elsewhere
 
 Send = Callable[..., bool]
-"""A message to a gateway, its kind first; False if there is no descriptor left to send it with."""
+"""`send(kind, **values)` to a gateway; returns False if no file descriptor is free for it."""
 
 
 @dataclass(eq=False)
 class GatewayLanes:
-    """Of one gateway; they stay while its processes come and go."""
+    """The lanes of one gateway, which outlive its process."""
 
-    wakeup_fd: int  # that actors write to
+    wakeup_fd: int  # to which actors write when they pass a turn
     lanes: list[Lane] = field(default_factory=list)
-    lent: set[Lane] = field(default_factory=set)  # of `lanes`, to the process that runs now
-    handed_over: set[Lane] = field(default_factory=set)  # of `lanes`, to hosts: used once
-    granted: dict[int, Lane] = field(default_factory=dict)  # to the requests with these numbers
+    lent: set[Lane] = field(default_factory=set)  # those that the current process has
+    handed_over: set[Lane] = field(default_factory=set)  # those of hosts, which are not reused
+    granted: dict[int, Lane] = field(default_factory=dict)  # by the number of the request
     requests: list[dict[str, Any]] = field(default_factory=list)  # not yet granted
-    knows_model: bool = False  # the process that runs now
+    knows_model: bool = False  # whether the current process was sent the ModelOffer
 
     def forget_process(self) -> None:
-        """It is gone: nobody but hosts writes to its lanes any more."""
+        """Reset the state of the process, which has ended; now only hosts write to its lanes."""
         self.lent.clear()
         self.granted.clear()
         self.requests.clear()
@@ -52,7 +52,8 @@ class GatewayLanes:
             lane.turn.abandon()
 
     def forget_closed(self) -> None:
-        for lane in self.handed_over - self.lent:  # their gateway died: the hosts must leave, too
+        """Drop closed lanes; close those of hosts whose gateway died, so that they leave."""
+        for lane in self.handed_over - self.lent:  # the gateway died
             lane.turn.abandon()
             if lane.turn.state == FREE:
                 lane.turn.close()
@@ -64,14 +65,14 @@ class GatewayLanes:
             self.granted = {id: other for id, other in self.granted.items() if other is not lane}
 
     def close_lost(self, id: int) -> None:
-        """The lane for this request did not arrive."""
+        """Close the lane granted to request `id`, as it did not reach the gateway."""
         lane = self.granted.pop(id, None)
         if lane is not None:
             lane.turn.close()
 
 
 class LaneGrants:
-    """Says which lane a gateway gets for environments, or why there is none."""
+    """Grants lanes that gateways request for their environments, or refuses them."""
 
     def __init__(
         self,
@@ -80,10 +81,10 @@ class LaneGrants:
         check_first: Callable[[Spec], None] | None,
         gateways: list[GatewayLanes],
     ) -> None:
-        """Without a `spec` the first environments decide; `check_first` may refuse them."""
+        """Without a `spec`, the first environments determine it; `check_first` may refuse them."""
         self.spec = spec
-        self.add_lane: Callable[[Lane], None] | None = None  # None: not yet
-        self.offer_model: Callable[[], ModelOffer] | None = None  # None: actors are not taken
+        self.add_lane: Callable[[Lane], None] | None = None  # None: nothing may play yet
+        self.offer_model: Callable[[], ModelOffer] | None = None  # None: actors are refused
         self._offer: ModelOffer | None = None
         self._offer_json: dict[str, Any] = {}
         self._offer_bytes = 0  # as JSON
@@ -92,7 +93,7 @@ class LaneGrants:
         self._gateways = gateways
 
     def add_request(self, gateway: GatewayLanes, request: dict[str, Any], send: Send) -> None:
-        """A request for a lane. The first environments say what all are to be like."""
+        """Queue a request for a lane; its spec becomes that of the run if there is none yet."""
         try:
             self._learn_spec(request)
             gateway.requests.append(request)
@@ -100,7 +101,7 @@ class LaneGrants:
             _refuse(request, error, send)
 
     def answer_requests(self, gateway: GatewayLanes, send: Send) -> None:
-        """Those of a gateway, once environments may play."""
+        """Grant or refuse the queued requests of a gateway, once environments may play."""
         if self.add_lane is None:
             return
         gateway.forget_closed()
@@ -108,21 +109,22 @@ class LaneGrants:
             request = gateway.requests.pop(0)
             try:
                 self._answer(gateway, request, send)
-            except Exception as error:  # no descriptor or thread is left, perhaps
+            except Exception as error:  # such as no descriptor or thread left
                 _refuse(request, error, send)
 
     def _learn_spec(self, request: dict[str, Any]) -> None:
+        """Take from a request what is not known of the spec yet."""
         spec = Spec.from_json(request["spec"])
         if self.spec is None:
             if self._check_first is not None:
                 self._check_first(spec)
             self.spec = spec
-        if self.spec.action == INT64 and canonical(spec.action) == INT64:  # nobody said how many
+        if self.spec.action == INT64 and canonical(spec.action) == INT64:  # number unknown
             self.spec = dataclasses.replace(self.spec, action=spec.action)
 
     def _answer(self, gateway: GatewayLanes, request: dict[str, Any], send: Send) -> None:
-        """A lane for a gateway that asks for one, or `Refused`."""
-        assert self.spec is not None  # `_learn_spec` was first
+        """Send a gateway the lane that it requests; raise `Refused` if it cannot have one."""
+        assert self.spec is not None  # `_learn_spec` was called before
         check_fit(self.spec, Spec.from_json(request["spec"]))
         spec: Spec | RolloutSpec = self.spec
         if request["has_model"]:
@@ -141,7 +143,10 @@ class LaneGrants:
             raise no_descriptor_left("learner")
 
     def _find_offer(self) -> ModelOffer:
-        """What actors that carry the model must know, once the first of them asks."""
+        """Return the offer for actors that carry the model; raise `Refused` if there is none.
+
+        It is made when the first of them connects.
+        """
         if self.offer_model is None:
             text = "This learner takes environments, and no actors that carry the model."
             raise Refused("FAILED_PRECONDITION", text)
@@ -161,7 +166,7 @@ class LaneGrants:
     def _find_lane(
         self, gateway: GatewayLanes, spec: Spec | RolloutSpec, request: dict[str, Any]
     ) -> Lane:
-        """A lane of this client that no stream has; a new one if need be."""
+        """Return an unused lane of this client, or else a new one."""
         num_envs, hand_over = request["num_envs"], request["hand_over"]
         unused = [lane for lane in gateway.lanes if lane not in gateway.lent | gateway.handed_over]
         for lane in unused:
@@ -186,6 +191,7 @@ class LaneGrants:
         return lane
 
     def _check_places(self, gateway: GatewayLanes, unused: list[Lane]) -> None:
+        """Raise `Refused` if there are too many lanes or groups to add one."""
         if len(gateway.lanes) >= self._config.limits.max_streams:
             close_free_lane(unused)
             gateway.forget_closed()
@@ -202,7 +208,7 @@ class LaneGrants:
             )
 
     def _check_memory(self, spec: Spec | RolloutSpec, num_envs: int) -> None:
-        """Rollouts of all environments, one in the making and one on its way each, must fit."""
+        """Raise `Refused` if the rollouts of all environments might take too much memory."""
         rollout_bytes = self._rollout_bytes(spec, num_envs)
         most = self._config.limits.max_message_bytes
         if isinstance(spec, RolloutSpec) and num_envs * spec.num_bytes > most:
@@ -225,8 +231,12 @@ class LaneGrants:
             )
 
     def _rollout_bytes(self, spec: Spec | RolloutSpec, num_envs: int) -> int:
-        """At worst: of actors that carry the model, two more are in their lane and on the way
-        there, and one that reads slowly has a version of the weights to itself."""
+        """Return the most memory that the rollouts of a lane's environments may take.
+
+        Each environment has a rollout in the making and one on its way to the learner. With an
+        actor that carries the model, there are two more, in the lane and on the way to it, and a
+        version of the weights of its own if it reads slowly.
+        """
         if isinstance(spec, Spec):
             return 2 * num_envs * self._config.rows_per_rollout * spec.row_bytes
         weights = 0 if self._offer is None else self._offer.weights_bytes
@@ -234,7 +244,7 @@ class LaneGrants:
 
 
 def _refuse(request: dict[str, Any], error: Exception, send: Send) -> None:
-    """Of environments that cannot be taken, for whatever reason."""
+    """Refuse a request because of `error`; unless that is `Refused`, it is logged here only."""
     if not isinstance(error, Refused):
         who = "Actors" if request.get("has_model") else "Environments"
         logger.error("%s are refused, there is no lane for them: %s", who, error)

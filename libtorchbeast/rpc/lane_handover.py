@@ -1,4 +1,4 @@
-"""Hosts of this machine, as a gateway sees them: a unix socket, and a lane handed over."""
+"""How a gateway hands lanes over to hosts on this machine, over a unix socket."""
 
 import asyncio
 import contextlib
@@ -22,26 +22,29 @@ from libtorchbeast.rpc.learner_connection import LearnerConnection
 from libtorchbeast.shared_lanes import AGENT, Lane
 from libtorchbeast.text import printable
 
-LOOK_S = 0.5  # between two looks whether the host still steps
+LOOK_S = 0.5  # between two checks that the host still steps
 
 
 class Host:
-    """The unix connection to a host of this machine, in an event loop."""
+    """The connection to a host on this machine, in an event loop."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = JsonSocket(connection)
 
     def send(self, kind: str, **values: Any) -> None:
-        """EOFError if the host is gone."""
+        """Send a message; raise EOFError if the host is gone."""
         try:
             self._socket.send(kind, **values)
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # for the copy that it sends
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # it duplicates the descriptor
                 raise no_descriptor_left() from error
             raise EOFError from error
 
     async def next(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message; None if none comes in time. EOFError, `UnknownProtocol`."""
+        """Return the next message, or None if none arrives in time.
+
+        Raise EOFError if the host is gone, and `UnknownProtocol` if its data is no message.
+        """
         deadline = time.monotonic() + timeout_s
         while (message := self._socket.next()) is None:
             try:
@@ -55,7 +58,7 @@ class Host:
 
 
 async def until_readable(connection: Any, timeout_s: float) -> None:
-    """TimeoutError if nothing comes."""
+    """Wait until a connection has data to read; raise TimeoutError if none arrives in time."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     fd = connection.fileno()
@@ -73,7 +76,7 @@ async def until_readable(connection: Any, timeout_s: float) -> None:
 
 
 def raise_for_message(message: dict[str, Any]) -> None:
-    """What a host says besides its Hello is bad news."""
+    """Raise the exception that a host's message stands for, as it is not a Hello."""
     kind, text = message["kind"], str(message.get("text"))
     if kind == "failure":
         raise EnvironmentFailed(text[-MAX_TEXT:])
@@ -83,7 +86,7 @@ def raise_for_message(message: dict[str, Any]) -> None:
 
 
 class Stall:
-    """For how long the environments of a lane have had their turn and not used it."""
+    """Measures for how long a lane's environments have had the turn without taking a step."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -98,9 +101,9 @@ class Stall:
 
 
 async def hand_over(stream: Watched, hello: Hello, host: Host, learner: LearnerConnection) -> None:
-    """Give the host a lane, and stay until it leaves."""
+    """Hand a lane over to the host, and watch the host until it leaves."""
     stream.has_done(INTRODUCE)
-    with contextlib.suppress(EOFError), learner.clients.playing(stream, hello):  # until it leaves
+    with contextlib.suppress(EOFError), learner.clients.playing(stream, hello):  # EOF: it left
         lane = await learner.lanes.acquire_to_hand_over(hello, client_of(stream))
         lane.name = f"{hello.name} at {stream.peer}"
         try:

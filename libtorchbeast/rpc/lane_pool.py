@@ -1,9 +1,9 @@
-"""A gateway's lanes: asked of the learner, lent to one stream after the other, waited for together.
+"""A gateway's lanes, which it requests from the learner and lends to one stream after the other.
 
-An event loop cannot wait for a word in shared memory. So the actors write to a wakeup, one
-descriptor for all lanes of a gateway, whenever they pass a turn; each time the loop looks at those
-lanes that somebody waits for. Lanes that are handed over to a host of this machine have no wakeup,
-and are never used again: nobody knows when their host lets go of the memory.
+An event loop cannot wait for a word in shared memory. So actors also write to a wakeup, one file
+descriptor for all lanes of a gateway, whenever they pass a turn; the loop then checks all lanes
+that a stream waits for. Lanes that are handed over to a host on this machine have no wakeup, and
+are never reused: there is no way to know when the host has unmapped the memory.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from libtorchbeast.rpc.handshake import (
 )
 from libtorchbeast.shared_lanes import CLOSED, GONE, Lane, LaneClosed, close_free_lane, map_lane
 
-TICK_S = 0.2  # for turns that change without a wakeup: lanes that are closed
-GRANT_S = 120.0  # until the learner must have given a lane: it may be building its model
-FREE_S = 60.0  # until the actor must have put away the lane's last rollout
+TICK_S = 0.2  # between two checks for lanes that were closed, which sends no wakeup
+GRANT_S = 120.0  # until the learner must have granted a lane: it may be building its model
+FREE_S = 60.0  # until the actor must have copied the last rollout from a lane
 
 
 class LanePool:
@@ -39,7 +39,7 @@ class LanePool:
         self._asked: dict[int, asyncio.Future[Lane]] = {}
         self._num_asked = 0
         self._waiting: dict[Lane, tuple[Any, asyncio.Future[Any]]] = {}
-        self._spec: Spec | None = None  # what all lanes are like; the first one says
+        self._spec: Spec | None = None  # of all lanes, known from the first one
         self._poller: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -55,7 +55,7 @@ class LanePool:
                 task.cancel()
 
     async def acquire(self, hello: Hello, client: str) -> Lane:
-        """A lane for a client's stream, free to be written; `Refused` if none is to be had."""
+        """Return a lane that is free for a client's stream; raise `Refused` if there is none."""
         check_fit(self._spec, hello.spec)
         lane = self._take_free(hello, client)
         if lane is None:
@@ -76,17 +76,17 @@ class LanePool:
         return lane
 
     def release(self, lane: Lane) -> None:
-        """The stream is over, whatever it left behind."""
+        """Take back the lane of a stream that has ended; the actor pads its open rollout."""
         lane.turn.abandon()
         self._free.append(lane)
 
     async def acquire_to_hand_over(self, hello: Hello, client: str) -> Lane:
-        """A lane with its descriptor, for a host of this machine."""
+        """Return a new lane, with its file descriptor open, for a host on this machine."""
         check_fit(self._spec, hello.spec)
         return await self._new_lane(hello, client, hand_over=True)
 
     def retire(self, lane: Lane) -> None:
-        """The host of a lane that was handed over is gone, or should be."""
+        """Give up a lane that was handed over, as its host is gone or must leave."""
         lane.release()
         lane.turn.abandon()
         task = asyncio.create_task(self._close_when_free(lane))
@@ -94,7 +94,7 @@ class LanePool:
         task.add_done_callback(self._retiring.discard)
 
     async def wait_while(self, lane: Lane, state: Any) -> Any:
-        """The lane's first other state."""
+        """Wait while a lane is in this state, and return the next one."""
         now = lane.turn.state
         if now != state:
             return now
@@ -108,9 +108,9 @@ class LanePool:
     def grant(
         self, id: int, fd: int | None, spec: Any, num_envs: int, rollout: RolloutSpec | None = None
     ) -> bool:
-        """The learner gave a lane; False if there was no descriptor left to take it with.
+        """Accept the lane that the learner grants to request `id`; False if it cannot be mapped.
 
-        One for whole rollouts if `rollout` says what they are like.
+        With `rollout`, the lane is one for whole rollouts of this spec.
         """
         future = self._asked.get(id)
         self._spec = Spec.from_json(spec)
@@ -121,16 +121,17 @@ class LanePool:
         if future is not None and not future.done():
             future.set_result(lane)
         else:
-            lane.close()  # who asked for it has left
+            lane.close()  # the stream that requested it has left
         return True
 
     def refuse(self, id: int, refusal: Refused) -> None:
+        """End the wait for a lane of request `id` with the learner's refusal."""
         future = self._asked.get(id)
         if future is not None and not future.done():
             future.set_exception(refusal)
 
     def _take_free(self, hello: Hello, client: str) -> Lane | None:
-        """One that can be had at once if there is one, else one that will be free soon."""
+        """Take a fitting lane that is free now, or else one that will be free soon, if any."""
         self._free = [lane for lane in self._free if lane.turn.state != CLOSED]
         lanes = [lane for lane in self._free if lane.fits(hello.num_envs, client, hello.has_model)]
         if not lanes:
@@ -140,7 +141,7 @@ class LanePool:
         return lane
 
     async def _new_lane(self, hello: Hello, client: str, hand_over: bool) -> Lane:
-        """Asked of the learner, in exchange for a free one of another kind if there is one."""
+        """Request a lane from the learner; close a free one, which does not fit, in exchange."""
         close_free_lane(self._free)
         self._num_asked += 1
         id = self._num_asked
@@ -162,7 +163,7 @@ class LanePool:
             return lane
         except (TimeoutError, asyncio.CancelledError) as error:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                granted.result().close()  # it came at the moment when who asked left
+                granted.result().close()  # it was granted just as this wait ended
             if isinstance(error, TimeoutError):
                 text = "The learner is not ready yet; try again."
                 raise Refused("UNAVAILABLE", text) from error
@@ -171,7 +172,7 @@ class LanePool:
             del self._asked[id]
 
     async def _close_when_free(self, lane: Lane) -> None:
-        """After the actor has padded what the host left behind."""
+        """Close a lane once the actor has padded the rollout that its host left open."""
         await self.wait_while(lane, GONE)
         lane.turn.close()
 
@@ -181,6 +182,7 @@ class LanePool:
         self._look()
 
     def _look(self) -> None:
+        """Wake those that wait for a lane whose state has changed."""
         for lane, (state, future) in self._waiting.items():
             now = lane.turn.state
             if now != state and not future.done():

@@ -1,7 +1,7 @@
-"""A lane that a learner of this machine hands over, as its host sees it.
+"""How a host receives the lane that a learner on this machine hands over.
 
-Who dialled makes no difference: `dialing.py` and `env_server.py` take it here; lane_handover.py is
-the gateway's side.
+It is the same for hosts that dial (dialing.py) and hosts that listen (env_server.py). The gateway's
+side is lane_handover.py.
 """
 
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
@@ -11,9 +11,10 @@ from libtorchbeast.shared_lanes import map_lane
 
 
 async def receive_lane(connection: JsonSocket, hello: Hello, timeout_s: float) -> LaneLink | None:
-    """The lane for these environments, free to be written; None if it was lost on the way.
+    """Receive a lane for these environments, and wait until it is free.
 
-    In a `LaneScheduler`. `Refused`, `LaneClosed`, and what `next_message` raises.
+    Return None if its file descriptor was lost on the way. Raise `Refused`, `LaneClosed`, and what
+    `next_message` raises. Runs in a `LaneScheduler`.
     """
     message = await next_message(connection, timeout_s)
     if message["kind"] == "refused":

@@ -1,4 +1,4 @@
-"""The learner as a gateway sees it: it gives lanes, says when to stop, and gets reports."""
+"""A gateway's connection to the learner, which grants lanes, stops gateways, and gets reports."""
 
 import asyncio
 import contextlib
@@ -25,18 +25,18 @@ from libtorchbeast.rpc.lane_pool import LanePool
 from libtorchbeast.rpc.limits import Limits
 from libtorchbeast.rpc.weights import Publication
 
-MAX_REASON = 200  # characters, of why nobody is there
+MAX_REASON = 200  # characters of the reason why an address has no stream
 
 
 class LearnerConnection:
-    """A socket to the learner's process, and the lanes that came over it."""
+    """A socket to the learner's process, and the lanes that were received over it."""
 
     def __init__(self, control_fd: int, wakeup_fd: int, limits: Limits) -> None:
         self.limits = limits
         self.clients = Clients(limits)
         self._socket = JsonSocket(socket.socket(fileno=control_fd))
         self.lanes = LanePool(wakeup_fd, lambda **request: self.send("lane", **request))
-        self.publication: Publication | None = None  # the weights, once an actor wants them
+        self.publication: Publication | None = None  # the weights, once an actor has connected
         self._offer: ModelOffer | None = None
         self.stopped = asyncio.Event()
         self._is_finished = False
@@ -49,7 +49,8 @@ class LearnerConnection:
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_messages)
 
     def send(self, kind: str, **values: Any) -> None:
-        if "text" in values:  # somebody else's words
+        """Send a message to the learner; if it is gone, stop the gateway."""
+        if "text" in values:  # a peer may have sent it, at any length
             values["text"] = values["text"][-MAX_TEXT:]
         try:
             self._socket.send(kind, **values)
@@ -59,27 +60,30 @@ class LearnerConnection:
     def report(
         self, text: str, peer: str, kind: str = "warning", texts: RepeatFilter | None = None
     ) -> None:
-        """To the learner's log; `texts` says how often what is shown there."""
+        """Send a text for the learner's log; `texts` limits how often it is repeated there."""
         shown = (texts or self._texts).take(text)
         if shown is not None:
             self.send(kind, text=shown, peer=peer)
 
     def report_lost_error(self, loop: Any, context: dict[str, Any]) -> None:
-        """Of a task that nobody waits for."""
+        """Report an exception of a task that no other task awaits: asyncio's exception handler."""
         error = context.get("exception")
         lines = traceback.format_exception(error) if error is not None else []
         self.report("".join([*lines, context["message"]]), "gateway")
 
     def ending(self) -> Refused:
-        """What streams end with whose lane was closed; the learner may have said why before."""
+        """Return the refusal for streams whose lane the learner has closed.
+
+        Unread messages are read first, as they may say that training is finished.
+        """
         self._read_messages()
-        # So that all who lost their streams do not come back at the same moment.
+        # A random time, so that not all clients dial again at the same moment.
         spread_s = self._num_playing / self.limits.connections_per_s
         return learner_is_ending(self._is_finished, random.uniform(0.0, spread_s))
 
     @contextlib.contextmanager
     def playing(self, hello: Hello, stream: Watched) -> Iterator[None]:
-        """While environments play."""
+        """Count a stream as one that plays, and report to the learner that it has joined."""
         self._waiting.pop(stream.peer, None)
         self._num_playing += 1
         self._send_counts()
@@ -91,12 +95,12 @@ class LearnerConnection:
             self._send_counts()
 
     def send_news(self) -> None:
-        """Of clients; called a few times a second."""
+        """Send figures of clients that have changed; called a few times a second."""
         for figures in self.clients.take_news():
             self.send("client", **figures)
 
     def wait_for(self, address: str, why: str) -> None:
-        """Nobody plays at an address that is dialled."""
+        """Inform the learner why no environments play at an address that is dialled."""
         why = why[:MAX_REASON]
         if self._waiting.get(address) != why:
             self._waiting[address] = why
@@ -109,14 +113,17 @@ class LearnerConnection:
         values = {name: message[name] for name in ("id", "fd", "spec", "num_envs")}
         if message["rollouts"] and self._offer is not None:
             values["rollout"] = self._offer.rollout
-            if self.publication is None and values["fd"] is not None:  # of no use without weights
+            if self.publication is None and values["fd"] is not None:  # useless without weights
                 os.close(values["fd"])
                 values["fd"] = None
         if not self.lanes.grant(**values):
             self.send("lost", id=message["id"])
 
     def _take_model(self, message: dict[str, Any]) -> None:
-        """Comes before the first lane for rollouts, and again when any lane was lost."""
+        """Accept the offer of the model, with the memory of its weights, unless this end has it.
+
+        The learner sends it before the first lane for rollouts, and again after any lane was lost.
+        """
         if self.publication is not None:
             if message["fd"] is not None:
                 os.close(message["fd"])

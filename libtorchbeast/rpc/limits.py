@@ -1,4 +1,4 @@
-"""How much a gateway or a server takes on, and from whom."""
+"""Limits of a gateway or an environment server: sizes, numbers and rates of streams, and times."""
 
 import contextlib
 import ipaddress
@@ -11,43 +11,43 @@ from typing import TYPE_CHECKING, Any
 
 from libtorchbeast.rpc.handshake import Refused
 
-if TYPE_CHECKING:  # which needs grpc
+if TYPE_CHECKING:  # only then: the import needs grpc
     from libtorchbeast.rpc.grpc_streams import Watched
 
 MAX_TRACKED_PEERS = 10_000
-MAX_TURN_S = 10.0
+MAX_TURN_S = 10.0  # until the latest turn that a refused host is given
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one gateway or server takes on."""
+    """The limits of one gateway or environment server."""
 
     max_message_bytes: int = 64 << 20
-    """Of one message."""
+    """Size of one message."""
     max_streams: int = 1024
-    """Open at once."""
+    """Streams that play at a time."""
     max_introductions: int = 256
-    """Streams that have not introduced themselves; the newest take the place of the oldest."""
+    """Streams without a token that have not introduced themselves; a new one ends the oldest."""
     max_stream_envs: int = 1024
     """Environments in one stream."""
     max_client_envs: int = 4096
     """Environments of one client (a host, or a name in certificates), in all its streams."""
     connections_per_s: float = 200.0
-    """New streams from one host, in the long run."""
+    """New streams per second from one host, in the long run."""
     connections_at_once: int = 1024
     """New streams from one host, in a burst."""
     handshake_s: float = 20.0
-    """Until whoever dialled must have introduced itself."""
+    """Seconds until a client that dials must have introduced itself."""
     build_s: float = 600.0
-    """Until environments that we dialled must have: they are made first."""
+    """The same for environments that this end dials, which are made first."""
     step_s: float = 600.0
-    """Until environments must have taken a step."""
+    """Seconds until environments must have taken a step."""
     rollout_s: float = 600.0
-    """Until an actor that carries the model must have sent a rollout."""
+    """Seconds until an actor that carries the model must have sent a rollout."""
     write_s: float = 60.0
-    """Until who dialled must have read what was sent to it; who was dialled has `step_s` for it."""
+    """Seconds until a client must have read a message; a server that is dialled has `step_s`."""
     keepalive_s: float = 10.0
-    """Until a silent connection is asked for a heartbeat, and again until it is given up."""
+    """Seconds until a silent connection is pinged, and then until it is given up."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -56,26 +56,26 @@ class Limits:
 
 
 class Admission:
-    """Who may open a stream, who may stay silent in one, and who may play."""
+    """Decides which streams may be opened, may wait to introduce themselves, and may play."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._rate = ConnectionRate(limits)
-        # Their hosts; the oldest stream comes first.
+        # The hosts of streams that have not introduced themselves; the oldest stream comes first.
         self._silent: dict[Watched, str] = {}
         self._silent_with_token: dict[Watched, str] = {}
         self._num_playing = 0
 
     def count(self, stream: "Watched") -> None:
-        """Each new stream, before anything else; `Refused` if its host opens too many."""
+        """Count a new stream, before anything else; raise `Refused` if its host opens too many."""
         self._rate.take(stream.peer)
 
     @contextlib.contextmanager
     def introduction(self, stream: "Watched", has_token: bool = False) -> Iterator[None]:
-        """Until it has introduced itself: apart from those who play, whose places it never takes.
+        """Count a stream until it has introduced itself, apart from the streams that play.
 
-        If there are too many, the oldest of the host that has most of them is ended. Of those who
-        have shown the token there may be more: after a learner's restart all come at once.
+        If there are too many, the oldest one of the host that has the most is ended. More are
+        allowed with the token, as all clients dial at once after a learner's restart.
         """
         limits = self._limits
         silent = self._silent_with_token if has_token else self._silent
@@ -93,7 +93,7 @@ class Admission:
 
     @contextlib.contextmanager
     def play(self) -> Iterator[None]:
-        """While a stream that has introduced itself plays; `Refused` if there is no place."""
+        """Count a stream while it plays; raise `Refused` if there are too many."""
         if self._num_playing >= self._limits.max_streams:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
@@ -107,12 +107,12 @@ class Admission:
 
 
 class ConnectionRate:
-    """Counts what each host opens; a bucket a host, which refills as time passes."""
+    """Limits the rate of new streams from each host, by one token bucket a host."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._buckets: dict[str, tuple[float, float]] = {}  # tokens, when
-        self._next_turn: dict[str, float] = {}  # of those who are told when to come again
+        self._buckets: dict[str, tuple[float, float]] = {}  # tokens, and when they were counted
+        self._next_turn: dict[str, float] = {}  # the last turn given to a host that was refused
 
     def take(self, peer: str) -> None:
         """Raise `Refused` if this peer (as grpc names it) opens too many streams."""
@@ -121,10 +121,10 @@ class ConnectionRate:
         tokens, then = self._buckets.pop(host, (float(self._limits.connections_at_once), now))
         rate = self._limits.connections_per_s
         tokens = min(tokens + (now - then) * rate, self._limits.connections_at_once)
-        # A refusal costs nothing: who is refused and calls again gets through when it is time.
+        # A refusal takes no token, so a host that keeps dialing gets through once there is one.
         self._buckets[host] = (tokens if tokens < 1 else tokens - 1, now)
         if len(self._buckets) > MAX_TRACKED_PEERS:
-            self._buckets.pop(next(iter(self._buckets)))  # whoever was silent the longest
+            self._buckets.pop(next(iter(self._buckets)))  # the host that dialled least recently
         if tokens < 1:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
@@ -133,7 +133,10 @@ class ConnectionRate:
             )
 
     def _turn_of(self, host: str, now: float) -> float:
-        """One after the other, as fast as they may come, so that each needs to ask once more."""
+        """Return when a refused stream may dial again.
+
+        A host's streams get turns at the allowed rate, so that each needs to dial only once more.
+        """
         turn = max(now, self._next_turn.pop(host, now)) + 1 / self._limits.connections_per_s
         self._next_turn[host] = turn if turn < now + MAX_TURN_S else now
         if len(self._next_turn) > MAX_TRACKED_PEERS:
@@ -142,7 +145,10 @@ class ConnectionRate:
 
 
 def host_of(peer: str) -> str:
-    """The host of a peer, as grpc names it; of IPv6 the network, as a host has all of a /64."""
+    """Return the host of a peer (as grpc names it); of an IPv6 address, the /64 network.
+
+    A single host may use all addresses of a /64.
+    """
     kind, _, rest = peer.partition(":")
     if kind != "ipv6":
         return peer if kind == "unix" else peer.rpartition(":")[0]
@@ -157,20 +163,20 @@ def host_of(peer: str) -> str:
 
 
 def channel_options(limits: Limits) -> list[tuple[str, Any]]:
-    """For the end that dials: find out when the other is gone, and try again soon."""
+    """Return gRPC's options for the end that dials."""
     return [
         *_common_options(limits),
-        ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own
+        ("grpc.use_local_subchannel_pool", 1),  # channels do not share a connection
         ("grpc.enable_retries", 0),
     ]
 
 
 def server_options(limits: Limits, share_port: bool = False) -> list[tuple[str, Any]]:
-    """For the end that listens."""
+    """Return gRPC's options for the end that listens."""
     return [
         *_common_options(limits),
         ("grpc.http2.min_ping_interval_without_data_ms", int(500 * limits.keepalive_s)),
-        ("grpc.http2.max_ping_strikes", 0),  # a learner that thinks for a while is no attack
+        ("grpc.http2.max_ping_strikes", 0),  # pings of a peer that waits are no attack
         ("grpc.max_concurrent_streams", limits.max_streams),
         ("grpc.so_reuseport", int(share_port)),
     ]
@@ -181,8 +187,8 @@ def _common_options(limits: Limits) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.http2.max_frame_size", 1 << 20),  # pieces of 16 KiB take both ends more time
-        # A message that is small on the wire must not be large in memory.
+        ("grpc.http2.max_frame_size", 1 << 20),  # the default, 16 KiB, takes both ends more time
+        # No compression: a message that is small on the wire must not be large in memory.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),

@@ -1,4 +1,4 @@
-"""The handshake (handshake.py) to and from gRPC's wire, as messages of env.proto."""
+"""Converts the handshake (handshake.py) to and from protobuf messages of env.proto."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -34,12 +34,12 @@ MAX_NESTS = 1024
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """What a call carries before its first message."""
+    """Return the metadata of a call, with the token if there is one."""
     return ((TOKEN_KEY, f"{TOKEN_SCHEME} {token}"),) if token else ()
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The token that a call came with; empty if there is none."""
+    """Return the token in a call's metadata, or "" if there is none."""
     for key, value in metadata or ():
         scheme, _, token = str(value).partition(" ")
         if key == TOKEN_KEY and scheme.lower() == TOKEN_SCHEME.lower():
@@ -48,12 +48,12 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def retry_metadata(refused: Refused) -> tuple[tuple[str, str], ...]:
-    """What a refusal carries beside its status."""
+    """Return the trailing metadata of a refusal, which may say when to dial again."""
     return () if refused.retry_s is None else ((RETRY_KEY, str(round(1000 * refused.retry_s))),)
 
 
 def retry_s_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> float | None:
-    """When the other end wants to be dialled again, if it says so."""
+    """Return after how many seconds to dial again, if a refusal's metadata says so, or None."""
     values = [str(value) for key, value in metadata or () if key == RETRY_KEY]
     return retry_in(f"{values[0]}e-3") if values else None
 
@@ -76,14 +76,14 @@ def hello_to_message(hello: Hello) -> pb.Hello:
 
 
 def decode_hello(data: bytes, max_row_bytes: int = 1 << 40) -> Hello:
-    """Raises `Refused`."""
+    """Decode and check a Hello; raise `Refused` if it breaks a rule."""
     message = parse_handshake(pb.EnvironmentMessage, data)
     check_first(message, "a Hello", "hello")
     return hello_from_message(message.hello, max_row_bytes)
 
 
 def hello_from_message(hello: pb.Hello, max_row_bytes: int, has_model: bool = False) -> Hello:
-    """Raises `Refused`."""
+    """Convert and check a Hello; raise `Refused` if it breaks a rule."""
     check_version(hello.version, hello.minor)
     spec = spec_from_message(hello)
     return check_hello(
@@ -101,7 +101,10 @@ def hello_from_message(hello: pb.Hello, max_row_bytes: int, has_model: bool = Fa
 
 
 def decode_answer(data: bytes, max_row_bytes: int) -> Hello:
-    """What environments that we dialled say first: `EnvironmentFailed` if they cannot be made."""
+    """Decode the first message of environments that this end dialled, a Hello.
+
+    Raise `EnvironmentFailed` if they could not be made, `Refused` if the message breaks a rule.
+    """
     check_no_failure(parse_handshake(pb.EnvironmentMessage, data))
     return decode_hello(data, max_row_bytes)
 
@@ -136,11 +139,11 @@ def encode_failure(text: str) -> bytes:
 
 
 def failure_to_message(text: str) -> pb.Failure:
-    return pb.Failure(text=encodable(text[-MAX_TEXT:]))  # a traceback's end says most
+    return pb.Failure(text=encodable(text[-MAX_TEXT:]))  # the end of a traceback matters most
 
 
 def parse_handshake(message_class: Any, data: bytes) -> Any:
-    """A message that is small, or `Refused`."""
+    """Parse a message of the handshake; raise `Refused` if it is too large or invalid."""
     if len(data) > MAX_HANDSHAKE_BYTES:
         raise Refused(
             "RESOURCE_EXHAUSTED",
@@ -150,7 +153,7 @@ def parse_handshake(message_class: Any, data: bytes) -> Any:
 
 
 def parse(message_class: Any, data: bytes) -> Any:
-    """Any bytes to a message, or `Refused`."""
+    """Parse bytes as a message of this class; raise `Refused` if that fails."""
     try:
         return message_class.FromString(data)
     except DecodeError as error:
@@ -159,27 +162,30 @@ def parse(message_class: Any, data: bytes) -> Any:
 
 
 def check_first(message: Any, expected: str, kind: str) -> None:
-    """`Refused` unless the first message of a stream is of this kind; `expected` is for people."""
+    """Raise `Refused` unless a stream's first message is of this kind.
+
+    The text of the refusal names the kind as `expected`.
+    """
     got = message.WhichOneof("message")
     if got != kind:
         raise invalid(f"The first message must be {expected}, got {got or 'an empty one'}.")
 
 
 def check_kind(message: Any, expected: str, *kinds: str) -> None:
-    """`Refused` unless a later one is of such a kind."""
+    """Raise `Refused` unless a later message of a stream is of one of these kinds."""
     got = message.WhichOneof("message")
     if got not in kinds:
         raise invalid(f"Expected {expected}, got {got or 'an empty message'}.")
 
 
 def check_no_failure(message: Any) -> None:
-    """`EnvironmentFailed`, with what it says, if a message is a Failure."""
+    """Raise `EnvironmentFailed`, with the message's text, if it is a Failure."""
     if message.WhichOneof("message") == "failure":
         raise EnvironmentFailed(message.failure.text[:MAX_TEXT])
 
 
 def spec_from_message(message: Any) -> Spec:
-    """Of a Hello, or of what else has both parts."""
+    """Return the spec in a Hello or a Welcome."""
     return Spec(
         _nest_from_message(message.observation, "observation"),
         _nest_from_message(message.action, "action"),

@@ -1,7 +1,7 @@
-"""Rollouts to and from the wire: actors write them, gateways check them and put them into a lane.
+"""Rollouts to and from the wire: actors encode them, gateways check them and write them to a lane.
 
-Frames are most of what travels. Those that are stacks of pictures share all but one with the row
-before, and only that one is sent.
+Frames are most of the bytes. A frame that is a stack of pictures shares all but one of them with
+the previous row's frame, and only that one is sent.
 """
 
 import math
@@ -28,7 +28,7 @@ from libtorchbeast.rpc.wire import (
 )
 from libtorchbeast.specs import ArraySpec
 
-MIN_STACK_BYTES = 1024  # a frame that is smaller is sent as it is
+MIN_STACK_BYTES = 1024  # a smaller frame is always sent whole
 MAX_ROLLOUT_EXTRA_BYTES = 1 << 16  # of a message, besides arrays
 _FIELDS = pb.Rollout.DESCRIPTOR.fields_by_name
 _ROLLOUT = pb.ActorMessage.ROLLOUT_FIELD_NUMBER << 3 | LENGTH_DELIMITED
@@ -43,7 +43,10 @@ def encode_rollout(
     info: InfoSums | None = None,
     num_unsent: int = 0,
 ) -> bytes:
-    """An ActorMessage. Rows are [T+1, K, ...], outputs [T, K, ...], and the state [L, K, ...]."""
+    """Encode a rollout as an ActorMessage.
+
+    Rows are [T+1, K, ...], outputs [T, K, ...], and the parts of the state [L, K, ...].
+    """
     small = pb.Rollout(version=version, num_unsent=num_unsent)
     for name, (total, count) in (info or {}).items():
         small.info.add(name=name, total=total, count=count)
@@ -77,7 +80,10 @@ def encode_rollout(
 
 
 def _without_overlap(frames: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What is to be sent of frames [T+1, K, ...]; and, if that is less, flags [T, K]."""
+    """Return the parts of frames [T+1, K, ...] that must be sent.
+
+    If this is not all of them, also flags [T, K]: whether only a frame's last picture is sent.
+    """
     depth = frames.shape[2] if frames.ndim > 2 else 0
     if depth < 2 or frames[0, 0].nbytes < MIN_STACK_BYTES:
         return [frames], []
@@ -95,15 +101,15 @@ def _without_overlap(frames: np.ndarray) -> tuple[list[np.ndarray], list[np.ndar
 
 
 def is_rollout(data: bytes) -> bool:
-    """Whether an actor's message is one; the others are small."""
+    """Whether an actor's message is a rollout, by its first byte; the message is not parsed."""
     return data[:1] == bytes([_ROLLOUT])
 
 
 class RolloutReader:
-    """Writes the rollouts of one stream into a lane."""
+    """Checks the rollouts of one stream, and writes them to a lane."""
 
     def __init__(self, spec: RolloutSpec, num_envs: int, views: Any) -> None:
-        """`views` are the lane's, [K, ...] each."""
+        """`views` are the arrays of the lane, [K, ...] each."""
         self._num_envs = num_envs
         T = self._T = spec.unroll_length
         views = nest.map(lambda array: array.swapaxes(0, 1), views)  # [T+1, K, ...]
@@ -130,7 +136,7 @@ class RolloutReader:
         self._actions = [reader(leaf, T, "action", FLOAT32) for leaf in actions]
         self._logits = reader(logits, T, "policy_logits")
         self._baseline = reader(ArraySpec("float32"), T, "baseline", FLOAT32)
-        # [L, K, ...] of a state's [L, ...].
+        # Each part of the state is [L, ...] in the spec, and [L, K, ...] in a rollout.
         self._states = [
             reader(ArraySpec(part.dtype, part.shape[1:]), part.shape[0], "state")
             for part in spec.state
@@ -141,13 +147,13 @@ class RolloutReader:
         self._max_bytes = num_envs * spec.num_bytes + stacked_bytes + MAX_ROLLOUT_EXTRA_BYTES
         self._is_first = True
         self.info: InfoSums = {}
-        """What the last message said of the episodes that ended."""
+        """Figures of the episodes that ended in the last rollout read."""
         self.num_unsent = 0
 
     def read(self, data: bytes, newest: int) -> None:
-        """One message into the lane, or `Refused`. Any bytes may come.
+        """Write the rollout in a message to the lane; raise `Refused` if it breaks a rule.
 
-        `newest` is the version that the learner has published.
+        `data` is not trusted. `newest` is the newest version that the learner has published.
         """
         rollout = self._rollout_in(data)
         if not 0 <= rollout.version <= newest:
@@ -172,7 +178,7 @@ class RolloutReader:
         nest.map_many2(np.copyto, self._rows["last_action"], last_actions)
         outputs = self._outputs
         for leaf in nest.flatten(outputs):
-            leaf[0] = 0  # led by nobody that is known
+            leaf[0] = 0  # the output that led to row 0 is not in the rollout
         nest.map_many2(_copy_later, outputs["action"], actions)
         outputs["policy_logits"][1:] = logits
         outputs["baseline"][1:] = baseline
@@ -188,7 +194,7 @@ class RolloutReader:
                 f"A rollout of {self._num_envs} such environments may have {self._max_bytes} "
                 f"bytes, got {len(data)}."
             )
-        # Many small fields would take much more memory as messages.
+        # Fields are counted before parsing: many small ones would take much memory once parsed.
         fields = fields_in(data, 0, len(data), 1)
         if fields and fields[0][0] == _ROLLOUT:
             fields_in(data, fields[0][1], fields[0][2], self._max_fields)
@@ -204,7 +210,7 @@ class RolloutReader:
             raise invalid(f"episode_step must not be negative, got {least}.")
 
     def _read_actions(self, leaves: Any, readers: list[ArrayReader]) -> Any:
-        """A nest [T, K, ...], or [T+1, K, ...]."""
+        """Read and check actions: a nest of arrays [T, K, ...] or [T+1, K, ...]."""
         arrays = [reader.read(leaf) for reader, leaf in self._pairs(readers, leaves, "action")]
         actions = nest.pack_as(self._action, arrays)
         try:
@@ -233,7 +239,10 @@ class RolloutReader:
     def _unstack(
         self, view: np.ndarray, spec: ArraySpec, data: bytes, is_stacked: np.ndarray, name: str
     ) -> None:
-        """Frames [T+1, K, ...] of which some had all but their last part left out."""
+        """Write frames [T+1, K, ...] to `view`; of those in `is_stacked` only the end was sent.
+
+        The rest of such a frame is the frame before it, without its first picture.
+        """
         if not spec.shape:
             raise invalid(f"{name} is one number, and cannot be stacked.")
         whole, part = math.prod(spec.shape), math.prod(spec.shape[1:])
@@ -261,11 +270,12 @@ class RolloutReader:
                     view[t, k] = take(whole, *spec.shape)
 
     def _pairs(self, ours: list[Any], theirs: Any, name: str) -> list[tuple[Any, Any]]:
+        """Pair readers or specs with the parts of a rollout; raise `Refused` if numbers differ."""
         if len(ours) != len(theirs):
             raise invalid(f"A rollout must have {len(ours)} of {name}, got {len(theirs)}.")
         return list(zip(ours, theirs, strict=True))
 
 
 def _copy_later(view: np.ndarray, array: np.ndarray) -> None:
-    """Of all rows but the first; models may have any kind of integers."""
+    """Copy `array` to all rows but the first; models may output any integer dtype."""
     np.copyto(view[1:], array, casting="unsafe")

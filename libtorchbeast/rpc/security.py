@@ -1,8 +1,8 @@
-"""Who may talk to whom: TLS and tokens.
+"""The security of connections: TLS and tokens.
 
-Loopback and unix sockets are open. Any other address needs TLS and a token, unless `insecure` says
-that the network is trusted; without TLS a token never leaves the machine. Nothing here imports grpc
-before a channel or a port is asked for.
+Loopback addresses and unix sockets need neither. Any other address needs TLS and a token, unless
+`insecure` says that the network is trusted; without TLS a token never leaves the machine. grpc is
+not imported before a channel or a port is requested.
 """
 
 import os
@@ -25,7 +25,7 @@ _PATHS = ("tls_ca", "tls_cert", "tls_key", "revoked", "token_file")
 
 @dataclass(frozen=True)
 class Security:
-    """What makes a connection safe. The same flags for learner and environments."""
+    """The TLS files and the token of one end; the flags of learner and environments."""
 
     tls_ca: Path | None = None
     """Certificate of the authority that signed the other end's certificate (PEM)."""
@@ -34,18 +34,18 @@ class Security:
     tls_key: Path | None = None
     """The private key of --tls_cert (PEM)."""
     tls_server_name: str | None = None
-    """The name in the listening end's certificate, if it is not the address's."""
+    """Dialing: the name in the listening end's certificate, if it differs from the address."""
     tls_client_certs: bool = False
-    """Listening: also demand a certificate of those who dial, signed by --tls_ca."""
+    """Listening: also require a certificate, signed by --tls_ca, from clients that dial."""
     revoked: Path | None = None
-    """Listening: file with names of certificates to refuse, one a line; it may change any time."""
+    """Listening: file with names of certificates to refuse, one per line; may change any time."""
     token_file: Path | None = None
     """File with the secret that both ends know (or set the variable TORCHBEAST_TOKEN)."""
     insecure: bool = False
     """Allow other machines without TLS or token; only for a network that you trust."""
 
     def __post_init__(self) -> None:
-        """Paths may be given as strings, too."""
+        """Convert paths that were given as strings."""
         for name in _PATHS:
             path = getattr(self, name)
             if path is not None:
@@ -53,13 +53,13 @@ class Security:
 
     @classmethod
     def of(cls, flags: Any) -> "Security":
-        """From flags that have the fields of this class among others."""
+        """Take the fields of this class from `flags`, which has them among others."""
         return cls(**{name: getattr(flags, name) for name in cls.__dataclass_fields__})
 
     def read_token(self) -> str:
-        """The secret as it is now; ValueError with one sentence."""
+        """Return the current secret; raise ValueError with one sentence if it cannot be used."""
         if self.token_file is None:
-            token = secret.token().strip()  # a Kubernetes secret made from a file ends its line
+            token = secret.token().strip()  # a Kubernetes secret may end with a newline
         else:
             data = read_private_file(self.token_file, "token_file")
             token = data.decode(errors="replace").strip()
@@ -87,7 +87,7 @@ class Security:
         self._check(address, self.tls_ca, "tls_ca", "Dialing another machine")
 
     def _check(self, address: str, certificate: Path | None, flags: str, what: str) -> None:
-        """What must hold at either end, which has TLS with a `certificate`, given with `flags`."""
+        """Check what both ends need; `certificate` turns TLS on, and is set by `flags`."""
         is_local = Address.parse(address).is_local
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together, got only one; give both.")
@@ -116,6 +116,7 @@ class Security:
             )
 
     def _check_certificates(self) -> None:
+        """Raise ValueError unless the certificates and the key can be loaded and match."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             if self.tls_ca is not None:
@@ -136,7 +137,7 @@ class Security:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; the token stays in its file or in the environment."""
+        """Return the fields as plain values, with absolute paths and without the token itself."""
         values = {name: getattr(self, name) for name in Security.__dataclass_fields__}
         return {
             k: str(v.expanduser().absolute()) if isinstance(v, Path) else v
@@ -147,10 +148,10 @@ class Security:
     def from_json(cls, values: dict[str, Any]) -> "Security":
         return cls(**values)
 
-    # The two below import grpc.
+    # These methods need grpc.
 
     def add_port(self, server: Any, address: str) -> str:
-        """Let a grpc server (sync or aio) listen; returns the address, with its port."""
+        """Make a grpc server (sync or aio) listen; return the address with its actual port."""
         self.check_listening(address)
         where = Address.parse(address)
         cause: RuntimeError | None = None
@@ -164,7 +165,7 @@ class Security:
             except RuntimeError as error:
                 cause = error
         if not port:
-            socket.socket().close()  # OSError if there is no descriptor left, which is another why
+            socket.socket().close()  # raises its own OSError if no descriptor is left
             raise OSError(f"Cannot listen at {address}: is somebody else there?") from cause
         return address if where.path else f"{address.rpartition(':')[0]}:{port}"
 
@@ -173,14 +174,14 @@ class Security:
         paths = [path for path in files if path is not None]
 
         def read() -> tuple[bytes, bytes, bytes | None]:
-            self._check_certificates()  # of two files that change, one may be new and one old
+            self._check_certificates()  # only one of the two files may be new yet
             key, cert, *ca = [read_file(path, "tls_key, tls_cert, tls_ca") for path in paths]
             return key, cert, (ca[0] if ca else None)
 
         return server_credentials(paths, read, self.tls_client_certs)
 
     def aio_channel(self, address: str, limits: Limits) -> Any:
-        """A grpc.aio channel to an address."""
+        """Return a grpc.aio channel to an address."""
         import grpc
         import grpc.aio
 
@@ -188,7 +189,7 @@ class Security:
         where = Address.parse(address)
         authority = None if where.path else self.tls_ca  # None: no TLS
         options = channel_options(limits)
-        # A proxy that the environment names gets nothing but TLS for other machines.
+        # A proxy from the environment variables is used only for TLS to other machines.
         may_use_proxy = authority is not None and not where.is_local
         options.append(("grpc.enable_http_proxy", int(may_use_proxy)))
         if self.tls_server_name:
@@ -202,11 +203,12 @@ class Security:
 
 
 def read_file(path: Path, name: str) -> bytes:
+    """Return what is in a file; raise ValueError, which calls it `name`, if it cannot be read."""
     return _read(path, name)[0]
 
 
 def read_private_file(path: Path, name: str) -> bytes:
-    """ValueError, with the command to run, if others than its owner can read it."""
+    """As `read_file`, but also raise ValueError if other users can read the file."""
     data, mode = _read(path, name)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ValueError(
@@ -217,7 +219,7 @@ def read_private_file(path: Path, name: str) -> bytes:
 
 
 def _read(path: Path, name: str) -> tuple[bytes, int]:
-    """What is in a file, and its mode."""
+    """Return what is in a file, and its mode."""
     try:
         with path.expanduser().open("rb") as file:
             return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -1,4 +1,4 @@
-"""For a simulator that calls the agent, instead of being called: a few lines and it is connected.
+"""Connects a simulator with a main loop of its own, which calls the agent, to a learner.
 
 with torchbeast.connect("learner:4242", num_actions=3) as actor:
     action = actor.step(first_observation)
@@ -58,11 +58,11 @@ logger = logging.getLogger("torchbeast")
 
 NO, YES = np.array([False]), np.array([True])
 JOIN_S = 5.0
-LOOK_S = 1.0
+LOOK_S = 1.0  # between two checks that the stream's thread is alive
 
 
 class Actor:
-    """One environment's line to the agent. Dials at the first step, and again when it must."""
+    """Connects one environment to the agent: dials at the first step, and after a lost link."""
 
     def __init__(
         self,
@@ -75,14 +75,16 @@ class Actor:
         observation_space: Any = None,
         action_space: Any = None,
     ) -> None:
-        """What actions are is said by `num_actions`, if they are numbers from 0 on, by a nest of
-        `ArraySpec`, or by a Gymnasium space, whose `start` is added. Observations get the dtypes of
-        `observation_space`, and its bounds reach the learner, which scales by them. The learner may
-        be gone for `reconnect_s` seconds."""
+        """Describe the actions by `num_actions` if they are integers from 0 on, by an `action_spec`
+        (a nest of `ArraySpec`), or by an `action_space` of Gymnasium, whose `start` is added.
+
+        With an `observation_space`, observations are converted to its dtypes, and the learner
+        scales by its bounds. While there is no learner, `step` waits for `reconnect_s` seconds.
+        """
         self._security = security or Security()
         self._security.check_dialing(address)
         self._address = address
-        spec_or(None, observation_space)  # UnknownSpace if no arrays stand for it
+        spec_or(None, observation_space)  # raises UnknownSpace if it cannot be used
         self._observation_spec = observation_spec_of(observation_space)
         if action_spec is None:
             action_spec = discrete(num_actions) if num_actions else INT64
@@ -114,17 +116,17 @@ class Actor:
         info: dict[str, Any] | None = None,
         action_mask: Any = None,
     ) -> Any:
-        """The agent's action for an observation, an array or a nest of arrays.
+        """Return the agent's action for an observation, which is an array or a nest of arrays.
 
-        `reward` is for the action before. After the end of an episode call with `done`, the last
-        reward, and the first observation of the next episode. If it was a time limit that ended
-        it, give the true `final_observation`, too, so that the agent knows that life went on.
-        The numbers in `info`, if it is given with `done`, are averaged in the learner's logs.
+        `reward` is for the previous action. After the end of an episode, call with `done`, the last
+        reward, and the first observation of the next episode. If a time limit ended the episode,
+        also give the true `final_observation`, so that the agent does not take the limit for an
+        end. Numbers in `info`, if given with `done`, are averaged in the learner's logs.
         `action_mask` says which actions are possible now; so does a part of that name in a dict.
 
-        Raises ValueError for numbers that are not finite or beyond 1e9, and for what does not fit
-        the spaces, `Refused` if the learner does not want this environment, `LearnerFinished` when
-        training is finished, and `LearnerGone` if there is no learner for too long.
+        Raise ValueError for numbers that are not finite or beyond 1e9, and for data that does not
+        fit the spaces; `Refused` if the learner refuses this environment; `LearnerFinished` when
+        training is finished; and `LearnerGone` if there is no learner for `reconnect_s` seconds.
         """
         frame = self._see(observation, action_mask)
         if self._line is None:
@@ -150,7 +152,7 @@ class Actor:
             self._line = None
 
     def _see(self, observation: Any, action_mask: Any, is_last: bool = False) -> Any:
-        """A frame [1, ...]: the observation as its space says, with its mask if there is one."""
+        """Return a frame [1, ...]: an observation in its declared dtypes, with its mask if any."""
         said = {} if action_mask is None and not is_last else {ACTION_MASK: action_mask}
         if not self._has_stepped:
             if said:
@@ -168,7 +170,7 @@ class Actor:
 
     @property
     def _declared(self) -> Any:
-        """The spec of frames, by the observation's space; None without one."""
+        """The spec of frames according to `observation_space`; None without one."""
         spec = self._observation_spec
         return spec if self._masks is None else self._masks.spec(spec)
 
@@ -177,7 +179,7 @@ class Actor:
         return self._counter.row(frame, rewards, done, truncated, self._last_action)
 
     def _dial(self, frame: Any) -> Any:
-        """Get through, and show the first row of a stream."""
+        """Dial until there is a learner; return the action for the first row of a new stream."""
         row = self._counter.first_row(frame)
         observation_spec = with_bounds(spec_of(frame), self._declared)
         spec = Spec(observation_spec, self._action_spec)
@@ -198,7 +200,7 @@ class Actor:
                 if left_s < 0:
                     raise LearnerGone(str(gone)) from gone
                 shown = self._repeats.take(str(gone))
-                if shown is not None:  # a warning, which is shown without any setting of logging
+                if shown is not None:  # a warning is shown even where logging is not set up
                     logger.warning("Waiting for a learner at %s, for up to %.0f s: %s",
                                    self._address, left_s, shown)  # fmt: skip
                 time.sleep(pause_of(gone, back_off))
@@ -216,7 +218,7 @@ class Actor:
 
     def _show(self, row: Row, info: InfoSums | None = None) -> Any:
         assert self._line is not None
-        self._check_row(row)  # over a lane nobody else does
+        self._check_row(row)  # rows of a lane are checked nowhere else
         actions = self._line.show(row, info)
         self._check(actions)
         self._last_action = map_tree(np.copy, actions)
@@ -224,7 +226,7 @@ class Actor:
 
 
 class LaneLine:
-    """A lane, for a thread that has nothing else to do while it waits."""
+    """A lane to the agent; the calling thread blocks while it waits for actions."""
 
     def __init__(self, address: str, hello: Hello) -> None:
         self._connection, self._link, greeting = _complete(dial_lane(address, hello))
@@ -241,7 +243,7 @@ class LaneLine:
 
 
 def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine of a `LaneScheduler` to its end; what it returns."""
+    """Run a coroutine to its end in a `LaneScheduler`, and return its result."""
     result: list[Any] = []
 
     async def run() -> None:
@@ -257,7 +259,10 @@ _Request = tuple[Row, InfoSums | None]
 
 
 class StreamLine:
-    """A gRPC stream, in an event loop of a thread of its own: the caller may have one already."""
+    """A gRPC stream to the agent.
+
+    It has an event loop in a thread of its own, as the caller's thread may run another loop.
+    """
 
     def __init__(self, address: str, security: Security, hello: Hello) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # while the stream lives
@@ -280,6 +285,7 @@ class StreamLine:
         return self._result_of(self._request((row, info)))
 
     def _result_of(self, answer: Future[Any]) -> Any:
+        """Wait for the answer to a request; raise `LearnerGone` if the thread ends before."""
         while True:
             try:
                 return answer.result(LOOK_S)
@@ -292,6 +298,7 @@ class StreamLine:
         self._thread.join(JOIN_S)
 
     def _request(self, request: "_Request | None") -> Future[Any]:
+        """Pass a row to the stream's thread (None: end the stream); return the future answer."""
         answer: Future[Any] = Future()
         loop = self._loop
         if loop is None:
@@ -303,7 +310,7 @@ class StreamLine:
     async def _play(
         self, address: str, security: Security, hello: Hello, opened: Future[Any]
     ) -> None:
-        """The whole life of the stream; what ends it is the answer to who waits."""
+        """Run the stream from start to end; an error that ends it answers the open request."""
         from libtorchbeast.rpc.grpc_streams import Watched, watch
 
         self._loop = asyncio.get_running_loop()
@@ -327,5 +334,5 @@ class StreamLine:
 
 
 def _plain(action: np.ndarray) -> Any:
-    """[1, ...] to one array, or to a number that Python knows."""
+    """Return the only entry of an array [1, ...], as an array or as a Python number."""
     return action[0].item() if action.ndim == 1 else action[0].copy()

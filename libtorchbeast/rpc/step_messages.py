@@ -1,8 +1,8 @@
-"""Steps and actions to and from the wire: what moves the bytes, and what checks them.
+"""Steps and actions to and from the wire: encoding, decoding and checks.
 
-Observations are most of what travels. When a Step is written they are put behind its small fields,
-in one copy; protobuf's own code, which makes three, took a sixth of a server's CPU
-(`benchmarks/remote.py`). It reads as fast as anything else.
+Observations are most of the bytes. `encode_step` copies them once, behind the small fields of the
+Step; protobuf's own encoder copies them three times, which took a sixth of a server's CPU
+(`benchmarks/remote.py`). For decoding, protobuf is as fast as anything else.
 """
 
 import math
@@ -36,12 +36,15 @@ _ACTION = pb.Actions.ACTION_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _ACTIONS = pb.AgentMessage.ACTIONS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _FLOAT32 = np.dtype("<f4")
 FINITE = NumberRange(-sys.float_info.max, sys.float_info.max)
-MAX_EXTRA_BYTES_EACH = 64  # of an environment's or an array's, besides observations
-MAX_UNCOUNTED_BYTES = 1 << 16  # of messages whose fields are not counted before they are parsed
+MAX_EXTRA_BYTES_EACH = 64  # for each environment and each array, besides observations
+MAX_UNCOUNTED_BYTES = 1 << 16  # of a message whose fields are not counted before it is parsed
 
 
 def encode_step(row: Row, info: InfoSums | None = None) -> bytes:
-    """A row [K, ...] as an EnvironmentMessage; observations may have any strides, or be apart."""
+    """Encode a row [K, ...] as an EnvironmentMessage.
+
+    Observations may have any strides, or be `Unstacked`.
+    """
     fields = [
         (_TAGS["reward"], np.asarray(row["reward"], _FLOAT32).tobytes()),
         (_TAGS["done"], np.asarray(row["done"], np.bool_).tobytes()),
@@ -71,13 +74,13 @@ def _listed(numbers: Any) -> list[int]:
 
 
 def encode_actions(actions: Any) -> bytes:
-    """A nest of arrays [K, ...] as an AgentMessage."""
+    """Encode actions, a nest of arrays [K, ...], as an AgentMessage."""
     leaves = join_fields([(_ACTION, as_sent(leaf).tobytes()) for leaf in nest.flatten(actions)])
     return field_tag(_ACTIONS, len(leaves)) + leaves
 
 
 class StepReader:
-    """Writes the Steps of one stream into the rows of a lane."""
+    """Checks the Steps of one stream, and writes them to the rows of a lane."""
 
     def __init__(self, spec: Spec, num_envs: int, rows: Row) -> None:
         self._rows = rows
@@ -93,17 +96,20 @@ class StepReader:
         self._max_bytes = num_bytes + self._max_extra
         self._is_first = True
         self.info: InfoSums = {}
-        """What the last message said of the episodes that ended."""
+        """Figures of the episodes that ended in the last Step read."""
 
     def read(self, data: bytes) -> None:
-        """One message into the lane, or `Refused` or `EnvironmentFailed`. Any bytes may come."""
+        """Write the Step in a message to the lane; `data` is not trusted.
+
+        Raise `EnvironmentFailed` if the message is a Failure, `Refused` if it breaks a rule.
+        """
         step = self._step_in(data)
         observations = step.observation
         if len(observations) != len(self._arrays):
             raise invalid(
                 f"A Step must have {len(self._arrays)} observations, got {len(observations)}."
             )
-        # Lists are faster than arrays for as few numbers as there are.
+        # For so few numbers, lists are faster than arrays.
         reward = self._numbers(step.reward, "reward")
         done = self._numbers(step.done, "done")
         count = self._numbers(step.episode_step, "episode_step")
@@ -145,7 +151,7 @@ class StepReader:
         return message.step
 
     def _check_fields(self, data: bytes) -> None:
-        """`Refused` if there are many small ones: as messages they take much more memory."""
+        """Raise `Refused` for many small fields, which would take much memory once parsed."""
         fields = fields_in(data, 0, len(data), 1)
         if fields and fields[0][0] == _STEP:
             [(_, start, end)] = fields
@@ -167,14 +173,14 @@ class StepReader:
 
 
 def _check_numbers(values: list[float], name: str, most: float) -> None:
-    # Floats of 32 bits cannot overflow a sum of 64, so that only what is not finite spoils it.
+    # A float64 sum of float32 numbers cannot overflow: it is finite only if all of them are.
     if not math.isfinite(sum(values)) or max(values) > most or min(values) < -most:
         bad = next(value for value in values if not abs(value) <= most)
         raise invalid(f"Every {name} must be from {-most:g} to {most:g}, got {bad:g}.")
 
 
 class ActionsReader:
-    """Reads the actions of one stream."""
+    """Decodes and checks the actions of one stream."""
 
     def __init__(self, spec: Spec, num_envs: int) -> None:
         self._spec = spec.action
@@ -184,7 +190,7 @@ class ActionsReader:
         ]
         num_bytes = sum(array.num_bytes for array in self._arrays)
         self._max_bytes = num_bytes + MAX_EXTRA_BYTES_EACH * (len(self._arrays) + 1)
-        # What a message with one array, written as usual, has in front of it.
+        # The bytes that precede the array in a message with a single one, as usually encoded.
         tag = field_tag(_ACTION, num_bytes)
         self._head = field_tag(_ACTIONS, len(tag) + num_bytes) + tag
         self._single_bytes = -1
@@ -192,7 +198,7 @@ class ActionsReader:
             self._single_bytes = len(self._head) + num_bytes
 
     def read(self, data: bytes) -> Any:
-        """A nest of arrays [K, ...]; they share memory with the message."""
+        """Return a nest of arrays [K, ...], which share memory with the message."""
         if len(data) == self._single_bytes and data.startswith(self._head):
             return self._arrays[0].read(data[len(self._head) :])
         if len(data) > self._max_bytes:

@@ -1,7 +1,7 @@
-"""Messages of env.proto byte by byte: what Steps and Rollouts, which are large, have in common.
+"""Protobuf's wire format: what the encoding and decoding of Steps and Rollouts share.
 
-Written: fields with their tags, and arrays as they lie in memory. Read: how many fields there are,
-before they are parsed; then arrays and infos, which are checked.
+For encoding: fields with their tags, and arrays as they lie in memory. For decoding: the number of
+fields in a message before it is parsed, and checks of its arrays and infos.
 """
 
 import functools
@@ -20,6 +20,7 @@ LENGTH_DELIMITED = 2  # protobuf's wire type of bytes, messages and lists of num
 
 
 def join_fields(fields: list[tuple[int, bytes]]) -> bytes:
+    """Encode fields, each given by its tag and its data."""
     return b"".join(
         [part for field, data in fields for part in (field_tag(field, len(data)), data)]
     )
@@ -27,7 +28,7 @@ def join_fields(fields: list[tuple[int, bytes]]) -> bytes:
 
 @functools.lru_cache
 def field_tag(field: int, size: int) -> bytes:
-    """The bytes before a field of so many bytes."""
+    """Return the bytes that precede a field's data: its tag, and the size of the data."""
     return bytes([field]) + encode_varint(size)
 
 
@@ -41,12 +42,15 @@ def encode_varint(number: int) -> bytes:
 
 
 def as_sent(array: np.ndarray) -> np.ndarray:
-    """An array whose memory is what the wire wants; the same one if it lies so already."""
+    """Return an array in little-endian C order, as on the wire; a copy only if needed."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
 def fields_in(data: bytes, start: int, end: int, most: int) -> list[tuple[int, int, int]]:
-    """The tag, start and end of each field between two bytes of a message; `Refused`."""
+    """Return (tag, start, end) of each field in `data[start:end]`, without parsing its content.
+
+    Raise `Refused` if there are more than `most`, or if these bytes are no message.
+    """
     fields: list[tuple[int, int, int]] = []
     while start < end:
         if len(fields) == most:
@@ -64,7 +68,7 @@ def fields_in(data: bytes, start: int, end: int, most: int) -> list[tuple[int, i
 
 
 def _decode_varint(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Return the number that begins at `start`, and the index after its last byte."""
     number = 0
     for i in range(start, min(start + 10, end)):
         number |= (data[i] & 0x7F) << 7 * (i - start)
@@ -74,12 +78,12 @@ def _decode_varint(data: bytes, start: int, end: int) -> tuple[int, int]:
 
 
 class ArrayReader:
-    """Bytes from outside to an array of a known dtype and shape [K, ...]."""
+    """Checks received bytes, and converts them to an array of a known dtype and shape [K, ...]."""
 
     def __init__(
         self, spec: ArraySpec, num_envs: int, name: str, range: NumberRange | None
     ) -> None:
-        """All numbers must be in the `range`, if there is one."""
+        """All numbers must be in the `range`; None: any number is allowed."""
         self._range = range
         self._dtype = np.dtype(spec.dtype).newbyteorder("<")
         self._shape = (num_envs, *spec.shape)
@@ -88,6 +92,7 @@ class ArrayReader:
         self._name = name
 
     def read(self, data: Any) -> np.ndarray:
+        """Return an array that shares memory with `data`; raise `Refused` if it breaks a rule."""
         if len(data) != self.num_bytes:
             raise invalid(
                 f"{self._name} must have {self.num_bytes} bytes "
@@ -102,6 +107,7 @@ class ArrayReader:
 
 
 def read_info(infos: Any, num_envs: int) -> InfoSums:
+    """Return the sums in the infos of a message; raise `Refused` if one breaks a rule."""
     if len(infos) > MAX_NAMES:
         raise invalid(f"A message may have {MAX_NAMES} infos, got {len(infos)}.")
     sums: InfoSums = {}
