@@ -378,6 +378,7 @@ void ActorPool::run(const Poll& poll) {
   std::unique_lock<std::mutex> lock(mutex_);
   // In slices, because closing a queue does not notify ended_.
   while (!error_ && !(is_over() && num_actors_ == 0)) {
+    if (!is_over()) forget_ended();  // After that stop() joins the threads.
     wait(ended_, lock, Clock::now() + kLookAround, poll,
          [this] { return error_ || (is_over() && num_actors_ == 0); });
   }

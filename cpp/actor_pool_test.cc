@@ -362,6 +362,23 @@ TEST_CASE("nothing stays of a lane that was closed when the next one comes") {
   CHECK(system.pool.num_actors() == 1);
 }
 
+TEST_CASE("nothing stays of a lane that was closed while the pool runs") {
+  System system(1);
+  Environments environments(1);
+  auto word = std::make_shared<std::uint32_t>(0);
+  const std::weak_ptr<std::uint32_t> memory = word;
+  system.pool.add_lane(
+      {Turn(word.get(), word), environments.lane().row, environments.lane().action});
+  std::thread running([&] { system.pool.run(); });
+  Turn(word.get(), word).close();
+  word.reset();
+  const auto deadline = Clock::now() + std::chrono::seconds(20);
+  while (!memory.expired() && Clock::now() < deadline) std::this_thread::yield();
+  CHECK(memory.expired());
+  system.queue.close();
+  running.join();
+}
+
 #ifndef __SANITIZE_THREAD__  // The sanitizer ends forked children of processes with threads.
 TEST_CASE("a forked child lets go of the pool and leaves the parent's lanes alone") {
   System system(1);
