@@ -36,7 +36,7 @@ from torchbeast.envs import make_envs
 from torchbeast.models import build_model
 from torchbeast.run.command_line import parse
 from torchbeast.run.flags import num_cores
-from torchbeast.runtime.actor_model import ActorModel
+from torchbeast.runtime.inference_model import ActorModel
 
 WARM_UP_S = 15.0  # time for environments to start
 

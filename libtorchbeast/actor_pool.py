@@ -12,7 +12,7 @@ import numpy as np
 import nest
 from libtorchbeast import _C
 from libtorchbeast.episode_info import InfoSums, add_sums
-from libtorchbeast.rollouts import ModelOffer
+from libtorchbeast.rollout_layout import ModelOffer
 from libtorchbeast.rows import TORCHBEAST_FIELDS
 from libtorchbeast.shared_lanes import AGENT, ENVIRONMENT, Lane
 

@@ -23,7 +23,7 @@ import nest
 from libtorchbeast import episode_info
 from libtorchbeast._C import Turn
 from libtorchbeast.episode_info import InfoSums
-from libtorchbeast.rollouts import RolloutSpec
+from libtorchbeast.rollout_layout import RolloutSpec
 from libtorchbeast.rows import NUMBERS, Row, Spec, Unstacked
 from libtorchbeast.shared_memory import aligned, anonymous_memory, can_shrink
 from libtorchbeast.specs import ArraySpec, count_actions

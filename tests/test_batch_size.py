@@ -38,7 +38,7 @@ from torchbeast.run.batch_size import (
     needed_batch,
 )
 from torchbeast.run.command_line import parse
-from torchbeast.run.model_for_actors import ROLLOUTS_AHEAD
+from torchbeast.run.remote_actor_offer import ROLLOUTS_AHEAD
 
 libtorchbeast = pytest.importorskip("libtorchbeast")
 

@@ -29,7 +29,7 @@ PURE = {
         "log_repeats",
         "malloc",
         "supervisor",
-        "rollouts",
+        "rollout_layout",
         "rows",
         "secret",
         "seeding",

@@ -18,10 +18,10 @@ from torchbeast.core.losses import compute_loss
 from torchbeast.core.optimizers import load_optimizer, make_optimizer, without_compiler
 from torchbeast.core.precision import autocast
 from torchbeast.core.ranks import OneRank
-from torchbeast.core.rollouts import pick_columns
+from torchbeast.core.rollout_batch import pick_columns
 from torchbeast.models import make_model, unroll_lstm
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.runtime.actor_model import ActorModel, prepare_to_act
+from torchbeast.runtime.inference_model import ActorModel, prepare_to_act
 
 T, B, A = 6, 3, 4
 FLAGS = TrainingFlags(

@@ -14,7 +14,7 @@ from torchbeast.core.settings import Settings
 from torchbeast.errors import UsageError
 from torchbeast.models import make_model
 from torchbeast.run import model_size
-from torchbeast.runtime.actor_model import ActorModel
+from torchbeast.runtime.inference_model import ActorModel
 
 GIB, MIB = 1 << 30, 1 << 20
 

@@ -20,7 +20,7 @@ from torchbeast.core.running_moments import RunningMoments
 from torchbeast.models import make_model
 from torchbeast.models.normalization import NormalizedObservations
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.runtime.actor_model import ActorModel
+from torchbeast.runtime.inference_model import ActorModel
 from torchbeast.runtime.shared_weights import SharedWeights
 
 T, B, A = 5, 4, 3

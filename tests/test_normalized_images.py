@@ -14,7 +14,7 @@ from torchbeast.models import agent as agents
 from torchbeast.models import make_model
 from torchbeast.models.frames import MAX_PIXEL, MIN_PIXEL_DEVIATION, Images
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.runtime.actor_model import ActorModel, tensors_of
+from torchbeast.runtime.inference_model import ActorModel, tensors_of
 
 GREY = ArraySpec("uint8", (4, 84, 84), 0, 255)
 EVERYWHERE = torch.ones(1, 64, dtype=torch.bool)

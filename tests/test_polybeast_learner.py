@@ -18,7 +18,7 @@ from torchbeast.core.learner import Learner
 from torchbeast.errors import UsageError
 from torchbeast.models import Agent
 from torchbeast.polybeast_learner import Net
-from torchbeast.runtime.actor_model import ActorModel
+from torchbeast.runtime.inference_model import ActorModel
 
 T, B, A = 4, 3, 6
 FLAGS = argparse.Namespace(

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libtorchbeast.rollouts import ModelOffer, RolloutSpec
+from libtorchbeast.rollout_layout import ModelOffer, RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import Refused
@@ -20,8 +20,8 @@ from libtorchbeast.rpc.weights import CHUNK_BYTES, Assembly, Publication
 from libtorchbeast.shared_lanes import Lane
 from libtorchbeast.specs import ArraySpec, discrete
 from libtorchbeast.tree import leaves_of, map_tree
-from torchbeast.run.model_for_actors import tensors_in
 from torchbeast.run.remote_actor import load_weights
+from torchbeast.run.remote_actor_offer import tensors_in
 from torchbeast.runtime.shared_weights import SharedWeights
 
 T, K = 3, 2

@@ -52,8 +52,8 @@ from torchbeast.run.rank_flags import for_rank
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.stall import Stall
 from torchbeast.run.training import Run, build_learner, run_training
-from torchbeast.runtime.actor_model import prepare_to_act
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
+from torchbeast.runtime.inference_model import prepare_to_act
 from torchbeast.runtime.monobeast_actors import ActorProcess, ParentPipe
 from torchbeast.runtime.process_setup import own_device, seed_everything
 from torchbeast.runtime.shared_tensors import (

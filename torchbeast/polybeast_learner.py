@@ -50,15 +50,15 @@ from torchbeast.run.connections import Connections
 from torchbeast.run.env_sources import RemoteEnvironments, Source
 from torchbeast.run.evaluate import evaluate
 from torchbeast.run.flags import TrainingFlags, num_cores, with_recipe
-from torchbeast.run.model_for_actors import ModelOffers
 from torchbeast.run.model_size import check_fits, most_rollouts
 from torchbeast.run.rank_flags import for_rank
+from torchbeast.run.remote_actor_offer import ModelOffers
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.stall import Stall
 from torchbeast.run.training import Run, build_learner, run_training
 from torchbeast.run.utilization import Stages, Trace
-from torchbeast.runtime.actor_model import ActorModel, num_copies
 from torchbeast.runtime.distributed import attend_rounds, join_ranks
+from torchbeast.runtime.inference_model import ActorModel, num_copies
 from torchbeast.runtime.process_setup import own_device, seed_everything
 from torchbeast.runtime.threads import Threads, set_cpu_threads, watch
 

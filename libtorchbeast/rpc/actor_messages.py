@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from libtorchbeast.rollouts import MODEL_FLAGS, ModelOffer
+from libtorchbeast.rollout_layout import MODEL_FLAGS, ModelOffer
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import (

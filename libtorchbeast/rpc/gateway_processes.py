@@ -16,7 +16,7 @@ from typing import Any
 
 from libtorchbeast.helper_process import Helper
 from libtorchbeast.json_socket import JsonSocket, UnknownProtocol
-from libtorchbeast.rollouts import ModelOffer
+from libtorchbeast.rollout_layout import ModelOffer
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.connected_clients import ClientFigures, make_room
 from libtorchbeast.rpc.gateway_config import DESCRIPTORS_PER_STREAM, GatewayConfig, GatewaysConfig

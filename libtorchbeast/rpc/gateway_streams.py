@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 import nest
-from libtorchbeast.rollouts import RolloutSpec
+from libtorchbeast.rollout_layout import RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.actor_messages import (
     decode_request,

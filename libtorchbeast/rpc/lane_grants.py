@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libtorchbeast.json_socket import MAX_MESSAGE_BYTES
-from libtorchbeast.rollouts import ModelOffer, RolloutSpec
+from libtorchbeast.rollout_layout import ModelOffer, RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.gateway_config import GatewaysConfig
 from libtorchbeast.rpc.handshake import Refused, check_fit, no_descriptor_left

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from libtorchbeast.rollouts import RolloutSpec
+from libtorchbeast.rollout_layout import RolloutSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.handshake import (
     Hello,

@@ -11,7 +11,7 @@ from typing import Any
 
 from libtorchbeast.json_socket import JsonSocket
 from libtorchbeast.log_repeats import RepeatFilter
-from libtorchbeast.rollouts import ModelOffer
+from libtorchbeast.rollout_layout import ModelOffer
 from libtorchbeast.rpc.connected_clients import Clients
 from libtorchbeast.rpc.grpc_streams import Watched
 from libtorchbeast.rpc.handshake import (

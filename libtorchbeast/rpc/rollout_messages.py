@@ -13,7 +13,7 @@ import nest
 from libtorchbeast.env_host import ActionCheck, BadAnswer
 from libtorchbeast.episode_info import MAX_NAMES, InfoSums
 from libtorchbeast.observations import FLOATS, NumberRange
-from libtorchbeast.rollouts import RolloutSpec
+from libtorchbeast.rollout_layout import RolloutSpec
 from libtorchbeast.rows import MAX_FLOAT32, NUMBERS, Row
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import invalid

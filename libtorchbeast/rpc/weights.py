@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libtorchbeast.rollouts import ModelOffer, TensorSpec
+from libtorchbeast.rollout_layout import ModelOffer, TensorSpec
 from libtorchbeast.rpc import env_pb2 as pb
 from libtorchbeast.rpc.handshake import Refused, invalid
 from libtorchbeast.shared_memory import fence

@@ -18,8 +18,8 @@ from tests.helpers.remote import Learner
 from tests.helpers.threads import run_in_threads
 from torchbeast import polybeast_learner
 from torchbeast.envs import EnvOptions, look_at, make_envs
-from torchbeast.run.model_for_actors import ModelOffers
 from torchbeast.run.remote_actor import Actor
+from torchbeast.run.remote_actor_offer import ModelOffers
 from torchbeast.run.training import build_learner
 
 UNROLL_LENGTH = 6

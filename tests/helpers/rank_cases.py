@@ -18,7 +18,7 @@ from tests.helpers.specs import spec_for
 from torchbeast.core.learner import Learner
 from torchbeast.core.rank_stats import SharedStats
 from torchbeast.core.ranks import ALONE
-from torchbeast.core.rollouts import pick_columns
+from torchbeast.core.rollout_batch import pick_columns
 from torchbeast.models import make_model
 from torchbeast.models.normalization import NormalizedObservations
 from torchbeast.run.flags import TrainingFlags

@@ -34,7 +34,7 @@ from torchbeast.core.rank_stats import mean_figures, merge_figures
 from torchbeast.core.ranks import ALONE, Ranks
 from torchbeast.core.revert_update import Undo, even_out
 from torchbeast.core.reward_scale import RewardScale
-from torchbeast.core.rollouts import (
+from torchbeast.core.rollout_batch import (
     Rollouts,
     drop_old_rollouts,
     finished_episodes,

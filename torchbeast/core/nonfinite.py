@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from libtorchbeast.tree import leaves_of
-from torchbeast.core.rollouts import pick_columns
+from torchbeast.core.rollout_batch import pick_columns
 
 MAX_NAMED = 4  # rollouts in one message
 

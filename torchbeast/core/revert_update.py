@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.ranks import Ranks
 from torchbeast.core.reward_scale import RewardScale
-from torchbeast.core.rollouts import Rollouts
+from torchbeast.core.rollout_batch import Rollouts
 from torchbeast.core.running_moments import RunningMoments
 from torchbeast.core.settings import Settings
 

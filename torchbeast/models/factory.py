@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from libtorchbeast.action_masks import count_choices
-from libtorchbeast.rollouts import MODEL_FLAGS
+from libtorchbeast.rollout_layout import MODEL_FLAGS
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, describe, split_mask
 from libtorchbeast.tree import leaves_of, map_tree

@@ -8,7 +8,7 @@ from torchbeast.core.file_writer import FileWriter
 from torchbeast.core.stats import RunningStats
 from torchbeast.report.tensorboard import TensorBoard
 from torchbeast.report.terminal import STALL_S, Figures, make_view
-from torchbeast.runtime.write_errors import IgnoreWriteErrors
+from torchbeast.runtime.disk_errors import IgnoreWriteErrors
 
 FIRST_VIEW_S = 1.0
 FIRST_ROW_S = 0.2

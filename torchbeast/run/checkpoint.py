@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from libtorchbeast.rollouts import MODEL_FLAGS
+from libtorchbeast.rollout_layout import MODEL_FLAGS
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import from_json, to_json
 from torchbeast.core.learner import Learner

@@ -32,7 +32,7 @@ from torchbeast.core.learner import Learner
 from torchbeast.run.checkpoint import between_updates, load, write_whole
 from torchbeast.run.evaluate import Player
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.runtime.write_errors import IgnoreWriteErrors
+from torchbeast.runtime.disk_errors import IgnoreWriteErrors
 
 logger = logging.getLogger("torchbeast")
 

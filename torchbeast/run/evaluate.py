@@ -23,7 +23,7 @@ from torchbeast.errors import UsageError
 from torchbeast.models import as_output, build_model
 from torchbeast.run import checkpoint
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.runtime.actor_model import prepare_to_act
+from torchbeast.runtime.inference_model import prepare_to_act
 from torchbeast.runtime.threads import cpu_threads
 
 logger = logging.getLogger("torchbeast")

@@ -15,7 +15,7 @@ from torchbeast.core.agent_output import as_output
 from torchbeast.core.distributions import MAX_BOUND
 from torchbeast.errors import UsageError
 from torchbeast.report.figures import FIGURES
-from torchbeast.runtime.actor_model import prepare_to_act
+from torchbeast.runtime.inference_model import prepare_to_act
 from torchbeast.user_code import say_where
 
 logger = logging.getLogger("torchbeast")

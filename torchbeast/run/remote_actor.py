@@ -40,7 +40,7 @@ from libtorchbeast.tree import map_tree
 from torchbeast.core.agent_output import as_output
 from torchbeast.errors import UsageError
 from torchbeast.models import build_distribution, build_model
-from torchbeast.runtime.actor_model import prepare_to_act, tensors_of
+from torchbeast.runtime.inference_model import prepare_to_act, tensors_of
 from torchbeast.runtime.process_setup import seed_everything
 
 logger = logging.getLogger("torchbeast")

@@ -31,8 +31,8 @@ from torchbeast.run.init_from import init_from
 from torchbeast.run.model_check import try_model
 from torchbeast.run.signals import StopRequest
 from torchbeast.run.stall import Stall
+from torchbeast.runtime.disk_errors import IgnoreWriteErrors
 from torchbeast.runtime.process_setup import seed_everything
-from torchbeast.runtime.write_errors import IgnoreWriteErrors
 
 logger = logging.getLogger("torchbeast")
 

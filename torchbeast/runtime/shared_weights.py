@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from libtorchbeast.shared_memory import ALIGNMENT, aligned, fence
-from torchbeast.runtime.actor_model import tensors_of
+from torchbeast.runtime.inference_model import tensors_of
 from torchbeast.runtime.shared_tensors import shared_zeros
 
 RETRY_S = 0.0005  # pause while the learner is writing

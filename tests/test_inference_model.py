@@ -8,8 +8,8 @@ from torchbeast.core.precision import autocast
 from torchbeast.models import make_model
 from torchbeast.models.agent import Agent
 from torchbeast.models.encoders import ShallowConv
-from torchbeast.runtime import actor_model
-from torchbeast.runtime.actor_model import ActorModel
+from torchbeast.runtime import inference_model
+from torchbeast.runtime.inference_model import ActorModel
 
 CPU = torch.device("cpu")
 N = 5
@@ -22,7 +22,7 @@ def a_row(frames):
 
 @pytest.fixture(autouse=True)
 def any_cpu_has_bfloat16(monkeypatch):
-    monkeypatch.setattr(actor_model, "computes_bf16", lambda device_type: True)
+    monkeypatch.setattr(inference_model, "computes_bf16", lambda device_type: True)
 
 
 @pytest.mark.parametrize("encoder", ["shallow", "deep"])
@@ -77,7 +77,7 @@ def test_models_of_ones_own_keep_their_precision(make):
 
 
 def test_an_agent_on_a_device_that_is_slow_in_bfloat16_keeps_float32(monkeypatch):
-    monkeypatch.setattr(actor_model, "computes_bf16", lambda device_type: False)
+    monkeypatch.setattr(inference_model, "computes_bf16", lambda device_type: False)
     model = make_model("shallow", SPEC, False)
     with ActorModel(model, CPU, autocast="bf16").newest() as (net, _):
         assert {p.dtype for p in net.parameters()} == {torch.float32}

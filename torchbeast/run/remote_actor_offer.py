@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import nn
 
-from libtorchbeast.rollouts import MODEL_FLAGS, ModelOffer, RolloutSpec, TensorSpec
+from libtorchbeast.rollout_layout import MODEL_FLAGS, ModelOffer, RolloutSpec, TensorSpec
 from libtorchbeast.rows import Spec
 from libtorchbeast.rpc.handshake import DTYPES, Refused
 from libtorchbeast.specs import ArraySpec
@@ -16,7 +16,7 @@ from libtorchbeast.tree import map_tree
 from torchbeast.core.agent_output import as_output
 from torchbeast.core.learner import Learner
 from torchbeast.run.flags import TrainingFlags
-from torchbeast.runtime.actor_model import prepare_to_act
+from torchbeast.runtime.inference_model import prepare_to_act
 from torchbeast.runtime.shared_weights import SharedWeights
 
 # Rollouts that an actor may have sent before the learner takes them. With one, the link is idle for
