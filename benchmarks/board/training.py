@@ -207,9 +207,14 @@ def versions_of(python: str) -> str:
 
 
 def describe_machine() -> str:
-    model = platform.processor() or platform.machine()
+    """Cores, processor and memory; hypervisors name different processors alike, families differ."""
+    facts: dict[str, str] = {}
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        model = next((s.partition(":")[2].strip() for s in lines if "model name" in s), model)
-    return f"{os.cpu_count()} x {model}, {psutil.virtual_memory().total >> 30} GiB"
+        for line in cpuinfo.read_text().split("\n\n")[0].splitlines():
+            name, _, value = line.partition(":")
+            facts[name.strip()] = value.strip()
+    processor = facts.get("model name", platform.processor() or platform.machine())
+    if "cpu family" in facts:
+        processor += f" (family {facts['cpu family']}, model {facts.get('model')})"
+    return f"{os.cpu_count()} x {processor}, {psutil.virtual_memory().total >> 30} GiB"
