@@ -55,7 +55,7 @@ def test_the_learner_logs_what_the_environments_of_an_actor_failed_with(caplog):
     raised = "RuntimeError: the wheel was never there"
     logged = [text for text in caplog.messages if text.startswith("An environment at ")]
     assert all(raised in text for text in logged)
-    assert "sent what breaks a rule" not in caplog.text, "it is not the learner's fault"
+    assert "sent an invalid message" not in caplog.text, "it is not the learner's fault"
     assert "Dialing again" not in caplog.text
 
 
@@ -65,16 +65,18 @@ def test_a_learner_of_other_environments_is_none_for_an_actor_and_both_are_named
         fake_end([answer], method=ACTOR_METHOD) as address,
         acting(address, group=counting_group(1)),
     ):
-        wait_until(lambda: "Asking again" in caplog.text)
-    assert f"The learner at {address} is none for this actor: The learner works with" in caplog.text
+        wait_until(lambda: "Trying again" in caplog.text)
+    assert (
+        f"The learner at {address} does not fit this actor: The learner works with" in caplog.text
+    )
     assert "observations float32[10, 5], these environments have float32[3]." in caplog.text
 
 
 def test_a_taken_without_a_rollout_breaks_a_rule(caplog):
     answers = [welcome_bytes(Publisher()), encode_taken(0)]
     with fake_end(answers, method=ACTOR_METHOD) as address, acting(address, 1):
-        wait_until(lambda: "Asking again" in caplog.text)
-    assert "sent what breaks a rule: A Taken must answer a rollout, got one more" in caplog.text
+        wait_until(lambda: "Trying again" in caplog.text)
+    assert "sent an invalid message: A Taken must answer a rollout, got one more" in caplog.text
 
 
 def test_a_learner_cannot_have_an_actor_keep_any_number_of_rollouts():

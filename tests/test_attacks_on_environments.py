@@ -182,7 +182,7 @@ def test_an_action_outside_the_space_reaches_no_environment_that_dials(
         stack.enter_context(running(EnvironmentClient(makes, bad.address)))
         bystander = Bystander(bad, 1)
         wait_until(
-            lambda: f"sent what breaks a rule: {sentence}" in caplog.text
+            lambda: f"sent an invalid message: {sentence}" in caplog.text
         )  # the client's word
         by_learner = "raised: " if kind == "tcp" else "Environments were refused: "
         wait_until(lambda: by_learner + sentence in caplog.text)
@@ -283,7 +283,7 @@ def test_environments_wait_for_a_learner_that_makes_sense(
             make = functools.partial(counting_group, 1, recorded)
             stack.enter_context(client(address, make=make))
             wait_until(lambda: why in caplog.text)
-            assert f"The learner at {address} sent what breaks a rule: " in caplog.text
+            assert f"The learner at {address} sent an invalid message: " in caplog.text
             beside.bystander.plays_on()
         with learner(listen=[address]) as it:
             it.wait_for_rollouts(3)
@@ -294,7 +294,7 @@ def test_environments_wait_for_a_learner_that_makes_sense(
 @pytest.mark.slow
 def test_environments_wait_for_a_learner_that_greets_and_then_refuses(recorded, caplog, soon):
     """Whatever they sent: their process lives on, with all its groups."""
-    refused = "refused these environments: No, thank you. Asking again now and then."
+    refused = "refused these environments: No, thank you. Trying again, with growing pauses."
     with under_attack() as beside, contextlib.ExitStack() as stack:
         with fake_end([encode_greeting(GREETING)], grpc.StatusCode.INVALID_ARGUMENT) as address:
             make = functools.partial(counting_group, 1, recorded)
@@ -365,7 +365,7 @@ def test_a_fleet_waits_for_a_learner_that_makes_sense_and_for_its_token(token, t
         with fake_end([b"\xff" * 9]) as address:
             fleet = RemoteEnvironments(tmp_path, *args, "--connect", address, cwd=ROOT)
             stack.enter_context(fleet)
-            rule = "sent what breaks a rule: Expected an AgentMessage"
+            rule = "sent an invalid message: Expected an AgentMessage"
             fleet.wait_for(lambda: rule in fleet.output, "nonsense")
             fleet.wait_for(lambda: len(fleet.family()) == 3, "both processes")
             family = fleet.family()

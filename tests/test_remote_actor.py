@@ -384,7 +384,7 @@ def test_an_actor_that_cannot_have_the_model_says_so_and_asks_again(caplog):
     publisher = Publisher(model="tests.helpers.agents:TupleAgent")
     with publisher.learning() as it, acting(it.address, 1):
         wait_until(lambda: "code that this actor was not started with" in caplog.text)
-    assert f"The learner at {it.address} is none for this actor" in caplog.text
+    assert f"The learner at {it.address} does not fit this actor" in caplog.text
     assert not it.rollouts
 
 

@@ -430,7 +430,7 @@ def test_another_users_socket_is_not_called(tmp_path, caplog):
         wait_until((tmp_path / "server").exists)
         os.chown(tmp_path / "server", 12345, 12345)
         with learner(server_addresses=[address]) as it:
-            wait_until(lambda: "belongs to another user; it is not called" in caplog.text)
+            wait_until(lambda: "belongs to another user, so it is not dialled" in caplog.text)
             assert it.gateways.num_streams == 0
 
 
@@ -441,7 +441,7 @@ def test_another_users_learner_is_not_told_the_token(tmp_path):
         os.chown(tmp_path / "learner", 12345, 12345)
         with (
             connect(it, reconnect_s=0.0) as actor,
-            pytest.raises(LearnerGone, match="belongs to another user; it is not called"),
+            pytest.raises(LearnerGone, match="belongs to another user, so it is not dialled"),
         ):
             actor.step(np.zeros(3, np.float32))
 

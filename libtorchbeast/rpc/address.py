@@ -161,7 +161,9 @@ def _rename_socket(old: str, new: str) -> None:
 def dial_unix(path: str) -> socket.socket:
     """Connect to a unix socket of this user or of root; raise OSError if that fails."""
     if not is_ours(path):
-        raise PermissionError(f"The socket {path} belongs to another user; it is not called.")
+        raise PermissionError(
+            f"The socket {path} belongs to another user, so it is not dialled; name another."
+        )
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(DIAL_S)

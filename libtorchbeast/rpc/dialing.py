@@ -98,12 +98,12 @@ class Redial:
             return pause_of(error, self._back_off)
         what = f"The learner at {self._address} refused {self._who}"
         if isinstance(error, Unfit):
-            what = f"The learner at {self._address} is none for {self._who}"
+            what = f"The learner at {self._address} does not fit {self._who}"
         elif isinstance(error, BadAnswer):
-            what = f"The learner at {self._address} sent what breaks a rule"
+            what = f"The learner at {self._address} sent an invalid message"
         elif isinstance(error, NotReady):
             what = f"{self._who.capitalize()} cannot dial {self._address}"
-        self._log(f"{what}: {why}. Asking again now and then.", logging.WARNING)
+        self._log(f"{what}: {why}. Trying again, with growing pauses.", logging.WARNING)
         return self._refusals.next_s()
 
     def _log(self, text: str, level: int = logging.INFO) -> None:
@@ -297,8 +297,8 @@ def end_of_call(error: Any) -> Exception:
     code, details, metadata = error
     if code.name == "INTERNAL":  # grpc's status for a stream that the peer ends during a write
         return LearnerGone(
-            "It ended the stream at once; the token may be another, there may be no place left, or "
-            "it is ending."
+            "It ended the stream at once; it may be ending or have no place left, or the tokens "
+            "differ: give both ends the same --token_file."
         )
     text = printable(details or code.name)
     return meaning_of(Refused(code.name, text, retry_s_in(metadata)))
@@ -331,4 +331,6 @@ def check_owner(address: str) -> None:
     path = Address.parse(address).path
     with contextlib.suppress(FileNotFoundError):
         if path and not is_ours(path):
-            raise LearnerGone(f"The socket {path} belongs to another user; it is not called.")
+            raise LearnerGone(
+                f"The socket {path} belongs to another user, so it is not dialled; name another."
+            )

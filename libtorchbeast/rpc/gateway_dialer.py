@@ -82,7 +82,9 @@ class Dialer:
             self._learner.wait_for(address, "no such socket")
             return False
         self._learner.wait_for(address, "another user's socket")
-        self._learner.report(f"The socket {path} belongs to another user; it is not called.", path)
+        self._learner.report(
+            f"The socket {path} belongs to another user, so it is not dialled; name another.", path
+        )
         return False
 
     async def _dial_once(self, address: str) -> int:
@@ -111,7 +113,7 @@ class Dialer:
             return 1  # resets the back-off: dial again soon, over gRPC
         except ValueError as error:  # the file of a token or certificate, being replaced
             self._learner.wait_for(address, str(error))
-            self._learner.report(f"The environments at {address} are not called: {error}", address)
+            self._learner.report(f"The environments at {address} are not dialled: {error}", address)
         except Exception:
             self._learner.report(traceback.format_exc(), address)
         return stream.num_steps if stream is not None else 0
