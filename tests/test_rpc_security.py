@@ -86,7 +86,7 @@ def test_other_machines_need_tls_and_token(certificates, token, monkeypatch):
         Security(token_file=token).check_listening(away)
     with pytest.raises(ValueError, match=r"needs TLS, and 0.0.0.0:4242 has none; give tls_ca"):
         Security(token_file=token).check_dialing(away)
-    with pytest.raises(ValueError, match=r"needs a token, and there is none for 0.0.0.0:4242"):
+    with pytest.raises(ValueError, match=r"needs a token, got none for 0.0.0.0:4242"):
         Security(**cert).check_listening(away)
     with pytest.raises(ValueError, match="needs a token"):
         Security(tls_ca=certificates.path("ca.pem")).check_dialing(away)

@@ -51,11 +51,11 @@ def test_slow_environments_are_named_with_what_they_have_done(run):
 
 
 def test_an_update_that_takes_long_is_named_with_its_time(run):
-    run.late = ["whoever dials in at 127.0.0.1:4242"]
+    run.late = ["clients that dial in at 127.0.0.1:4242"]
     with run.stats.work["learner"].at_work():
         run.now += 1
         assert run.explain() == "an update has been under way for 12 s."
-    assert run.stall.explain(13.0).startswith("waiting for whoever dials in")
+    assert run.stall.explain(13.0).startswith("waiting for clients that dial in")
 
 
 def test_an_update_that_has_just_begun_is_not_to_blame(run):

@@ -117,7 +117,9 @@ def remove_stale_socket(path: str) -> None:
 
 
 def _taken(path: str) -> OSError:
-    return OSError(f"Cannot listen at unix:{path}: somebody listens there; name another path.")
+    return OSError(
+        f"Cannot listen at unix:{path}: another process listens there; end it or name another path."
+    )
 
 
 def listen_unix(address: str) -> socket.socket:

@@ -317,11 +317,13 @@ class Gateways:
         places = missing[:MAX_NAMED]
         if len(missing) > MAX_NAMED:
             places.append(f"{len(missing) - MAX_NAMED} more")
-        places += [f"whoever dials in at {address}" for address in self.listening]
+        places += [f"clients that dial in at {address}" for address in self.listening]
         what = "more environments" if self.num_streams else "environments"
         # A warning if nothing plays: it is shown even where logging has not been set up.
         level = logging.INFO if self.num_streams else logging.WARNING
-        logger.log(level, "Waiting for %s: %s.", what, ", ".join(places) or "none was named")
+        logger.log(
+            level, "Waiting for %s: %s.", what, ", ".join(places) or "no server has answered yet"
+        )
 
     def _missing(self) -> list[str]:
         """Return the dialled addresses without environments, each with the reason."""
@@ -337,7 +339,7 @@ class Gateways:
         lanes = [lane for gateway in self._gateways for lane in gateway.lanes.lanes]
         late = [lane for lane in lanes if lane.turn.state == ENVIRONMENT]
         names = [f"{len(late)} of {self.num_streams} groups of environments elsewhere"] * bool(late)
-        names += [f"whoever dials in at {address}" for address in self.listening]
+        names += [f"clients that dial in at {address}" for address in self.listening]
         return names + self._missing()
 
 

@@ -111,8 +111,8 @@ class Security:
             )
         if not token and not self.insecure:
             raise ValueError(
-                f"Talking to other machines needs a token, and there is none for {address}; give "
-                "--token_file, set TORCHBEAST_TOKEN, or say --insecure on a network that you trust."
+                f"A connection to another machine needs a token, got none for {address}; set "
+                "TORCHBEAST_TOKEN, give --token_file, or --insecure on a network that you trust."
             )
 
     def _check_certificates(self) -> None:
@@ -166,7 +166,10 @@ class Security:
                 cause = error
         if not port:
             socket.socket().close()  # raises its own OSError if no descriptor is left
-            raise OSError(f"Cannot listen at {address}: is somebody else there?") from cause
+            raise OSError(
+                f"Cannot listen at {address}: the port may be in use, or the host may not be this "
+                "machine; name another address."
+            ) from cause
         return address if where.path else f"{address.rpartition(':')[0]}:{port}"
 
     def _server_credentials(self) -> Any:
