@@ -96,6 +96,6 @@ def test_status_shows_the_file(connections, tmp_path, capsys):
 def test_status_of_a_run_without_connections_or_of_none(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     assert status.main(["run", "--savedir", str(tmp_path)]) == 0
-    assert "Nobody has connected" in capsys.readouterr().out
+    assert "No client has connected" in capsys.readouterr().out
     assert status.main(["other", "--savedir", str(tmp_path)]) == 2
     assert "give a run's folder, or its --xpid" in capsys.readouterr().err

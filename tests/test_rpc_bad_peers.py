@@ -233,7 +233,7 @@ def test_who_says_nothing_makes_room_for_who_comes_later():
         it.bystander.plays_on()
         ended = [call for call in calls if not call.is_active()]
         assert {call.code() for call in ended} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-        assert "introduce yourself at once" in ended[0].details()
+        assert "so this one ends; send it at once" in ended[0].details()
 
 
 def test_unauthenticated_peers_do_not_fill_the_log(caplog):

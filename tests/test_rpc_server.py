@@ -262,7 +262,7 @@ def test_where_a_fork_may_not_use_grpc_who_speaks_it_leaves_nothing_behind(
     with running(libtorchbeast.Server(OldStyle, address)):
         wait_until((tmp_path / "server").exists)
         assert talk(address, [b""], ENVIRONMENTS_METHOD)[:2] == (0, "UNAVAILABLE")
-        wait_until(lambda: "Nobody can speak gRPC at" in caplog.text)
+        wait_until(lambda: "Clients that speak gRPC are refused at" in caplog.text)
         assert list(temporary.iterdir()) == []
     assert f"so that only lanes work at {address}; dial it with a learner of this" in caplog.text
     assert "listen at a unix: address" not in caplog.text

@@ -31,7 +31,7 @@ def main(args: list[str] | None = None) -> int:
     try:
         text = describe(folder)
     except FileNotFoundError:
-        text = f"Nobody has connected to {folder}: it has no {FILE}."
+        text = f"No client has connected to the run in {folder}: it has no {FILE}."
     print(text)
     return 0
 

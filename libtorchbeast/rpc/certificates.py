@@ -44,7 +44,9 @@ class ReloadedFiles:
                 return False
             self.value, self._stamp = self._read(), stamp
         except (OSError, ValueError) as error:
-            logger.warning("What was read before stays in use: %s", error)
+            logger.warning(
+                "A changed file cannot be read, so its old contents stay in use: %s", error
+            )
             return False
         return True
 
@@ -89,7 +91,7 @@ class CallerCheck:
         try:
             expected = self._read_token()
         except (OSError, ValueError) as error:
-            logger.warning("Nobody can dial in: %s", error)
+            logger.warning("All clients are refused until the token can be read: %s", error)
             raise Refused("UNAVAILABLE", "This end cannot read its token now; wait.") from error
         check_token(expected, token)
         name = name_of(identity)

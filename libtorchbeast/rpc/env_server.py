@@ -156,7 +156,8 @@ class EnvironmentServer:
                 return
         except Exception as error:
             if not isinstance(error, OSError):  # an OSError: the client has left
-                logger.error("Nobody can speak gRPC at %s: %s", self.server_address, error)
+                logger.error("Clients that speak gRPC are refused at %s: %s",
+                             self.server_address, error)  # fmt: skip
             connection.close()
             return
         peer = JsonSocket(connection)

@@ -304,7 +304,9 @@ class Listener:
             pass  # the other end is gone
         except Exception:
             self._learner.report(traceback.format_exc(), peer)
-            return Refused("INTERNAL", "Something is wrong in the gateway; see its log.")
+            return Refused(
+                "INTERNAL", "The gateway failed with an internal error; see the learner's log."
+            )
         return None
 
     def _report_refusal(self, what: str, error: Refused, peer: str, is_authenticated: bool) -> None:

@@ -200,7 +200,7 @@ class CallServer:
         except Exception:  # one call's error must not end the others
             logger.exception("The call of %s failed.", call.peer)
             self._calls.discard(call)
-            call.cancel(Refused("INTERNAL", "Something is wrong at this end; see its log."))
+            call.cancel(Refused("INTERNAL", "This end failed with an internal error; see its log."))
 
 
 def _message(received: Any) -> bytes:

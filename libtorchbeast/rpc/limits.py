@@ -83,7 +83,7 @@ class Admission:
             [(crowd, _)] = Counter(silent.values()).most_common(1)
             oldest = next(other for other, host in silent.items() if host == crowd)
             del silent[oldest]
-            text = "Too many have opened streams and said nothing; introduce yourself at once."
+            text = "Too many streams have sent no first message, so this one ends; send it at once."
             oldest.end(Refused("RESOURCE_EXHAUSTED", text))
         silent[stream] = host_of(stream.peer)
         try:
