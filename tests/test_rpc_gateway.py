@@ -383,7 +383,7 @@ def test_a_simulator_without_a_learner_says_that_it_waits(tmp_path, caplog):
 
 def test_environments_whose_rollouts_would_fill_the_memory_are_refused(monkeypatch):
     monkeypatch.setattr("libtorchbeast.rpc.lane_grants.memory_bytes", lambda: 500)
-    expected = "1 more environments would take the learner's memory"
+    expected = "1 more environments would take too much of the learner's memory"
     with (
         learner(listen=["127.0.0.1:0"], rows_per_rollout=5) as it,
         connect(it, reconnect_s=0.0) as actor,

@@ -198,13 +198,15 @@ class LaneGrants:
         if len(gateway.lanes) >= self._config.limits.max_streams:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
-                f"The learner has {len(gateway.lanes)} lanes and makes no more.",
+                f"A gateway takes {self._config.limits.max_streams} streams, and all are in use; "
+                "put more environments in a stream, or raise the learner's --num_gateways.",
             )
         most = self._config.max_groups
         if most is not None and sum(len(g.lent) for g in self._gateways) >= most:
             raise Refused(
                 "RESOURCE_EXHAUSTED",
-                f"The learner plays with {most} groups (--num_actors) and has them all.",
+                f"The learner takes {most} groups of environments, and all are in use; raise its "
+                "--num_actors, or leave it out.",
             )
 
     def _check_memory(self, spec: Spec | RolloutSpec, num_envs: int) -> None:
@@ -226,8 +228,9 @@ class LaneGrants:
         if num_bytes > MEMORY_SHARE * memory_bytes():
             raise Refused(
                 "RESOURCE_EXHAUSTED",
-                f"Rollouts of {num_envs} more environments would take the learner's memory: "
-                f"{num_bytes >> 20} MiB in all of {memory_bytes() >> 20}.",
+                f"Rollouts of {num_envs} more environments would take too much of the learner's "
+                f"memory, {num_bytes >> 20} MiB in all of {memory_bytes() >> 20}; connect fewer, "
+                "or lower its --unroll_length.",
             )
 
     def _rollout_bytes(self, spec: Spec | RolloutSpec, num_envs: int) -> int:

@@ -67,7 +67,11 @@ class LanePool:
             lane.attach(0)
         except TimeoutError as error:
             self.release(lane)
-            raise Refused("UNAVAILABLE", "The learner is busy with what it has; wait.") from error
+            text = (
+                "The learner has not yet taken the last rollout of a stream that ended; try again "
+                "later."
+            )
+            raise Refused("UNAVAILABLE", text) from error
         except LaneClosed as error:
             raise learner_is_ending() from error
         except BaseException:

@@ -107,7 +107,7 @@ def _dtype_of(tensor: torch.Tensor) -> str:
     if name not in DTYPES:
         raise Refused(
             "FAILED_PRECONDITION",
-            f"The learner's model has tensors of {name}, which actors elsewhere do not know; dial "
-            "in with polybeast_env.",
+            f"The learner's model has tensors of dtype {name}, which cannot be sent to actors; "
+            "dial in with polybeast_env.",
         )
     return name
