@@ -43,6 +43,6 @@ class OutputLog:
         if not self._has_said_full:
             self._has_said_full = True
             logger.warning(
-                "Environments print much: of it the newest %d to %d MiB are kept, in %s and %s.",
+                "Environments print a lot; only the newest %d to %d MiB are kept, in %s and %s.",
                 self._max_bytes >> 20, 2 * self._max_bytes >> 20, self.path, self.older_path.name,
             )  # fmt: skip

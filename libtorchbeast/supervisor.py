@@ -258,8 +258,8 @@ class Supervisor:
         if all(other.given_up for other in self.children):
             kind = child.name.split()[0].lower()
             sentence = (
-                f"No {kind} is left to work with: all failed {number} times in a row, and the "
-                f"last, {child.name}, {_first_line(what)}."
+                f"Every {kind} has failed {number} times in a row and is given up; the last one, "
+                f"{child.name}, {_first_line(what)}."
             )
             said = (child.last_warning, _output_of(child), sentence)
             raise NobodyLeft("\n".join(text for text in said if text))

@@ -233,7 +233,7 @@ def test_an_environment_that_never_works_ends_the_run_with_its_traceback(beast, 
     assert f"{who.title()} 0 ended with exit code 1; restarting it" in result.stderr
     assert "giving it up after 5 failures in a row" in result.stderr
     *_, sentence = result.stderr.splitlines()
-    assert sentence.startswith(f"No {who} is left to work with: all failed 5 times in a row")
+    assert sentence.startswith(f"Every {who} has failed 5 times in a row and is given up")
     assert "the simulator is out of tea" in result.stderr.split("error: Traceback")[1]
     assert "_process.py" not in result.stderr  # the user's traceback, and not ours
 

@@ -179,7 +179,7 @@ def test_when_all_are_given_up_the_last_warning_is_in_the_error(clock):
     fakes[0].code = 1
     fakes.poll_after(clock, 5)
     fakes[0].code = 1
-    with pytest.raises(NobodyLeft, match=r"(?s)is out of tea.*is left to work with.*exit code 1"):
+    with pytest.raises(NobodyLeft, match=r"(?s)is out of tea.*Every fake has failed.*exit code 1"):
         fakes.supervisor.poll()
 
 
@@ -407,7 +407,7 @@ def test_the_last_that_a_process_printed_is_in_the_report_of_its_end(clock, capl
     fakes.poll_after(clock, 5)
     fakes[0].output = ["libsim: out of tea"]
     fakes[0].code = -signal.SIGABRT
-    with pytest.raises(NobodyLeft, match="libsim: out of tea\nNo fake is left to work with") as e:
+    with pytest.raises(NobodyLeft, match="libsim: out of tea\nEvery fake has failed") as e:
         fakes.supervisor.poll()
     assert "wheels" not in str(e.value)  # of the one before
 

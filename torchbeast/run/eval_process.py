@@ -72,7 +72,8 @@ class Evaluation:
         if self._thread.ident is not None:
             self._thread.join(JOIN_S)
             if self._thread.is_alive():
-                logger.error("The evaluation has not ended within %.0f s; it is left.", JOIN_S)
+                logger.error("The evaluation must end within %.0f s, and has not; the program ends "
+                             "without it.", JOIN_S)  # fmt: skip
             self._remove_files()
 
     def _run(self) -> None:
@@ -87,7 +88,7 @@ class Evaluation:
                 supervisor.poll()
                 self._take_in()
         except Exception as error:
-            logger.error("There is no evaluation any more, training goes on: %s", error)
+            logger.error("Evaluations end here for this run, and training goes on: %s", error)
         finally:
             supervisor.close(lambda: self._terminate(child), STOP_S)
 
