@@ -325,7 +325,7 @@ class Learner:
         self.stats.count("outliers", number)
         text = self._repeats.take(
             f"Observations or rewards are more than {MAX_DEVIATIONS:.0f} deviations from their "
-            "mean; their running statistics take them for that far away"
+            "mean; the running statistics clip them to that distance"
         )
         if text is not None:
             logger.warning("%s: %d numbers of the last batch.", text, number)

@@ -62,9 +62,9 @@ def _try(model: nn.Module, spec: Spec, num_params: int) -> None:
     one_by_one = torch.cat([first["policy_logits"], second["policy_logits"]])
     if not _alike(both["policy_logits"], one_by_one):
         logger.warning(
-            "The model answers otherwise to two rows at once than to one after the other: the "
-            "learner will not see what the actors did; look at how `forward` handles time and "
-            "`done`."
+            "The model's output for two rows at once differs from that for one after the other, so "
+            "the learner does not compute what the actors did; check how `forward` handles time "
+            "and `done`."
         )
     elif state and not _alike(second["policy_logits"], fresh["policy_logits"]):
         logger.warning(

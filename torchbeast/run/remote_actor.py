@@ -210,11 +210,11 @@ class Actor:
         return most is not None and session.newest - version > most
 
     def _report_late_weights(self, session: Session, version: int) -> None:
-        text = self._repeats.take("Weights are too old when they come; see --max_policy_lag")
+        text = self._repeats.take("Weights are too old when they arrive; see --max_policy_lag")
         if text is not None:
             logger.warning(
-                "%s (%d): the learner is at version %d, those that came are version %d. Waiting "
-                "for newer ones: the link is slow, or the updates are many.", text,
+                "%s (%d): the learner is at version %d, those that arrived are version %d. Waiting "
+                "for newer ones; if this lasts, raise the learner's --max_policy_lag.", text,
                 session.welcome.max_policy_lag, session.newest, version,
             )  # fmt: skip
 
@@ -244,7 +244,10 @@ def build_copy(welcome: Welcome, own_model: str | None = None) -> nn.Module:
     """
     name = welcome.model["name"]
     if own_model is not None and own_model != name:
-        raise UsageError(f"The learner's model is {name}, and this actor's --model {own_model}.")
+        raise UsageError(
+            f"The learner's model is {name}, and this actor's --model {own_model}; give the same "
+            "at both ends."
+        )
     if ":" in name and own_model is None:
         raise UsageError(
             f"The learner's model is {name}, code that this actor was not started with; give it "
