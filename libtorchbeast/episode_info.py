@@ -95,7 +95,7 @@ class _LeftOut:
         self._num_reports += 1
         more = [f"{len(new) - MAX_REPORTED} more"] if len(new) > MAX_REPORTED else []
         logger.info(
-            "Of `info`, single finite numbers are logged, and not: %s.",
+            "Only single finite numbers in `info` are logged, and not: %s.",
             ", ".join([*new[:MAX_REPORTED], *more]),
         )
 

@@ -116,7 +116,7 @@ def test_what_cannot_be_logged_is_named_once(caplog, monkeypatch):
     for _ in range(3):
         add_info(sums, info)
     expected = (
-        "Of `info`, single finite numbers are logged, and not: map (array of shape [2, 3]), "
+        "Only single finite numbers in `info` are logged, and not: map (array of shape [2, 3]), "
         "who/name (str), ratio (not a finite number)."
     )
     assert caplog.messages == [expected]

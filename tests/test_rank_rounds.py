@@ -224,7 +224,8 @@ def test_flags_of_the_run_are_those_of_the_first_learner(caplog, tmp_path):
     assert (second.batch_size, second.rundir) == (5, tmp_path / "run" / "rank-1")
     assert second.disable_checkpoint
     assert second.seed != first.seed
-    assert "Learner 0 has other flags, which hold for all: batch_size 5, xpid run" in caplog.text
+    said = "All learners use the flags of learner 0, which differ here: batch_size 5, xpid run"
+    assert said in caplog.text
 
 
 def test_a_recipe_that_comes_later_changes_the_same_for_all_learners(tmp_path):

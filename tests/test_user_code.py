@@ -79,7 +79,7 @@ def test_offers_of_several_threads_do_not_end_each_other():
     first.__exit__(None, None, None)
     assert (user_code.get("a"), user_code.get("b"), user_code.get("c")) == (None, 2, 3)
     assert user_code.is_offering()
-    with pytest.raises(UsageError, match="has a c that is not the same"), user_code.offer({"c": 4}):
+    with pytest.raises(UsageError, match="uses a different c; wait"), user_code.offer({"c": 4}):
         pass
     second.__exit__(None, None, None)
     assert user_code.get("b") is None

@@ -40,8 +40,8 @@ def offer(objects: Mapping[str, Any]) -> Iterator[None]:
     with _lock:
         if taken := [k for k, v in objects.items() if _on_offer.get(k, v) is not v]:
             raise UsageError(
-                f"Another training of this program has a {' and a '.join(taken)} that is not the "
-                "same; wait for its end, or give one of them another name."
+                f"Another run of this program uses a different {' and a different '.join(taken)}; "
+                "wait until it ends, or give one of them another name."
             )
         _on_offer.update(objects)
         _uses.update(objects.keys())

@@ -131,7 +131,11 @@ class FileWriter:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            logger.warning("The history in %s is lost: %s", self.paths["meta"], error)
+            logger.warning(
+                "%s cannot be read, so its record of earlier starts is replaced: %s",
+                self.paths["meta"],
+                error,
+            )
             return {}
 
     def _start(self, before: dict[str, Any]) -> dict[str, Any]:

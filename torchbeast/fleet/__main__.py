@@ -47,8 +47,8 @@ def start(flags: Flags) -> int:
     flags.validate()
     assert flags.connect is not None
     if flags.launcher != "local" and Address.parse(flags.connect).is_local:
-        logger.warning("%s means each node itself: those without a learner of their own will wait.",
-                       flags.connect)  # fmt: skip
+        logger.warning("%s is a different learner on each node, and nodes without one wait; give "
+                       "--connect an address that all nodes reach.", flags.connect)  # fmt: skip
     if flags.name in states.fleets_in(flags.savedir):
         before = states.read(flags.folder)
         both_local = before.launcher == flags.launcher == "local"  # local fleets have a lock

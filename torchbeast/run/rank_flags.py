@@ -33,7 +33,7 @@ def for_rank(flags: FlagsT, ranks: Ranks) -> FlagsT:
         return flags
     if other := [name for name, value in shared.items() if own[name] != value]:
         said = ", ".join(f"{name} {shared[name]}" for name in other)
-        logger.warning("Learner 0 has other flags, which hold for all: %s.", said)
+        logger.warning("All learners use the flags of learner 0, which differ here: %s.", said)
     xpid = shared.pop("xpid")
     shared["seed"] = derive_seed(shared["seed"], SEEDS, ranks.rank)
     mine = {name: source for name, source in flags.sources.items() if name not in OF_THE_RUN}
