@@ -40,7 +40,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(UsageError, match=r"Nothing can be kept in .*file/run.*see --savedir"),
+        pytest.raises(UsageError, match=r"Cannot write to .*file/run.*give another --savedir"),
         only_run_in(tmp_path / "file" / "run"),
     ):
         pass

@@ -241,8 +241,8 @@ def _count_agents(game: Any) -> int:
     agents = getattr(game, "possible_agents", None)
     if not agents:
         raise UsageError(
-            f"{type(game).__name__} must say in possible_agents who may ever play, got "
-            f"{'none' if agents is None else 'nobody'}."
+            f"{type(game).__name__} must list in possible_agents all agents that may ever play, "
+            f"got {'none' if agents is None else 'an empty list'}."
         )
     return len(agents)
 

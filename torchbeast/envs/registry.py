@@ -72,8 +72,8 @@ def make_env(options: EnvOptions, render: bool = False) -> Any:
     if not isinstance(envs, SyncEnvs):
         envs.close()
         raise UsageError(
-            f"--env {options.env} makes whole vectors, or games of several agents; there is none "
-            "for one agent alone."
+            f"--env {options.env} makes whole vectors, or games of several agents, and cannot make "
+            "one environment for one agent; use its own package to make it."
         )
     return envs.envs[0]
 

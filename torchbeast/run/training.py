@@ -121,7 +121,7 @@ def _open_files(flags: TrainingFlags, resumed_at: int | None) -> FileWriter:
 
 
 def cannot_write(folder: Path, error: OSError) -> UsageError:
-    return UsageError(f"Nothing can be kept in {folder}: {error}; see --savedir.")
+    return UsageError(f"Cannot write to {folder}: {error}; give another --savedir.")
 
 
 def _introduce(flags: TrainingFlags, learner: Learner, saved: dict[str, Any] | None) -> None:
@@ -191,8 +191,8 @@ def run_training(
         path = flags.rundir / checkpoint.FILE_NAME
         if flags.disable_checkpoint and checkpoint.find(path):
             raise UsageError(
-                f"{flags.rundir} has a checkpoint, which --disable_checkpoint would not go on "
-                "from; give another --xpid."
+                f"{flags.rundir} has a checkpoint, which --disable_checkpoint would ignore; leave "
+                "the flag out to resume, or give another --xpid."
             )
         saved = None if flags.disable_checkpoint else checkpoint.resume(path, learner, flags)
         if learner.stats.step >= flags.total_steps:
