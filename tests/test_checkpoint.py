@@ -40,6 +40,28 @@ def test_resume_brings_everything_back(tmp_path):
     assert resumed.optimizer.param_groups[0]["lr"] == learner.optimizer.param_groups[0]["lr"] > 0
 
 
+def test_updates_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    learner, locked = make_learner(), []
+    write = checkpoint.write_whole
+
+    def look_and_write(*args):
+        locked.append(learner.lock.locked())
+        write(*args)
+
+    monkeypatch.setattr(checkpoint, "write_whole", look_and_write)
+    checkpoint.save(tmp_path / "model.tar", learner, FLAGS)
+    assert locked == [False]
+
+
+def test_an_update_that_never_ends_spoils_no_checkpoint(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(checkpoint, "UPDATE_S", 0.01)
+    learner = make_learner()
+    with learner.lock:
+        checkpoint.save(tmp_path / "model.tar", learner, FLAGS)
+    assert not list(tmp_path.iterdir())
+    assert "The update in progress did not end; the checkpoint stays as it was." in caplog.text
+
+
 def test_a_checkpoint_holds_plain_types_under_the_known_names(tmp_path):
     path = tmp_path / "model.tar"
     checkpoint.save(path, make_learner(), FLAGS)

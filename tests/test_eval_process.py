@@ -1,12 +1,18 @@
 """Playing with a trained agent, also while it trains."""
 
+import dataclasses
 import os
 import signal
+import threading
 
 import pytest
 
 from tests.helpers.training import TIMEOUT_S, Training, read_logs
+from tests.test_learner import make_learner
+from torchbeast import user_code
+from torchbeast.errors import UsageError
 from torchbeast.run import evaluate
+from torchbeast.run.eval_process import Evaluation
 from torchbeast.run.evaluate import Player
 from torchbeast.run.flags import TrainingFlags
 
@@ -30,6 +36,15 @@ def test_short_episodes_do_not_count_more_often_than_long_ones():
 def test_actions_are_drawn_only_if_asked_for():
     assert len(set(returns_of("PaysItsAction", 50))) == 1
     assert 10 < sum(returns_of("PaysItsAction", 50, sample_actions=True)) < 40
+
+
+def test_without_evaluation_the_model_need_not_be_sent_to_a_process(tmp_path):
+    flags = TrainingFlags(env="Catch", savedir=tmp_path, xpid="run")
+    with user_code.offer({"__main__:Model": threading.Lock()}):  # cannot be sent
+        with Evaluation(flags, make_learner()):
+            pass
+        with pytest.raises(UsageError, match="cannot be handed to other processes"):
+            Evaluation(dataclasses.replace(flags, eval_every=1000), make_learner()).__enter__()
 
 
 # --- While training -----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Lanes: the memory that environments and actor share."""
 
+import errno
 import itertools
 import math
 import os
@@ -11,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from libtorchbeast import _C
+from libtorchbeast import _C, shared_lanes
 from libtorchbeast.rows import Spec, Unstacked
 from libtorchbeast.shared_lanes import (
     AGENT,
@@ -47,6 +48,24 @@ def leaves_of(nest):
     if isinstance(nest, tuple):
         return [leaf for part in nest for leaf in leaves_of(part)]
     return [nest]
+
+
+def test_a_lane_that_cannot_be_mapped_leaves_no_descriptor_open(monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    descriptors = []
+
+    def make_memory(*args):
+        descriptors.append(anonymous_memory(*args))
+        return descriptors[-1]
+
+    monkeypatch.setattr(shared_lanes, "anonymous_memory", make_memory)
+    monkeypatch.setattr(shared_lanes.mmap, "mmap", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        Lane.create(SPEC, K)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
 
 
 def test_views_are_aligned_apart_and_of_the_right_kind(lane):

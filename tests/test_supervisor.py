@@ -589,6 +589,33 @@ def test_a_helper_that_prints_more_than_a_pipe_holds_ends_in_time(tmp_path):
     assert log.path.read_text().splitlines()[-1] == "Helper 0: the end"
 
 
+def test_a_helper_that_logs_more_than_a_pipe_holds_ends_in_time(caplog):
+    def start(_):
+        return Helper("tests.helpers.supervised", {"what": "report"})
+
+    supervisor = Supervisor([Child("Helper 0", start)], TIMEOUT_S)
+    supervisor.poll()
+    supervisor.close(lambda: None, timeout_s=60)
+    assert not supervisor.pids
+    assert "Helper 0: the end" in caplog.text
+    assert "did not end in time" not in caplog.text
+
+
+def test_a_helper_that_the_kernel_cannot_end_yet_ends_nothing_else(start, monkeypatch, caplog):
+    helper = start("work")
+    read_until(helper, "at work")
+
+    def wait(timeout):
+        raise subprocess.TimeoutExpired("helper", timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(helper._process, "wait", wait)
+        helper.kill()
+    assert f"Process {helper.pid} has not ended 10 s after SIGKILL." in caplog.text
+    helper._process.wait()
+    helper.kill = lambda: None  # for the fixture
+
+
 def test_a_log_of_output_is_bounded_and_has_the_newest_lines(tmp_path):
     log = OutputLog(tmp_path / "envs.log", max_bytes=1000)
     for i in range(300):

@@ -59,6 +59,12 @@ def flood(line, config):
     print("the end", end="")
 
 
+def report(line, config):
+    for i in range(300):
+        logger.warning("Problem %d: %s", i, "x" * 1023)
+    logger.warning("the end")
+
+
 def mark(line, config):
     Path(config["marker"]).write_text(json.dumps(os.getpid()))
     time.sleep(1000)
