@@ -117,6 +117,7 @@ def test_a_profile_of_all_threads_can_be_written(tmp_path):
 def test_a_bad_flag_is_one_sentence(tmp_path):
     for args, sentence in [
         (("--learner_device", "gpu7"), "--learner_device must be auto, cpu or cuda"),
+        (("--actor_device", "cuda", "--disable_cuda"), "--disable_cuda contradict each other"),
         (
             ("--max_learner_queue_size", "2"),
             "max_learner_queue_size must be 0 or at least batch_size",

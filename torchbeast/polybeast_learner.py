@@ -205,6 +205,11 @@ class Flags(TrainingFlags, Security):
         except ValueError as error:
             raise UsageError(str(error)) from error
         for name in ("learner_device", "actor_device"):
+            if self.disable_cuda and getattr(self, name).startswith("cuda"):
+                raise UsageError(
+                    f"--{name} {getattr(self, name)} and --disable_cuda contradict each other; "
+                    "leave one of them out."
+                )
             try:
                 device = self.find_device(getattr(self, name))
             except RuntimeError as error:
