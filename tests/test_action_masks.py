@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from libtorchbeast.action_masks import WrongMask
+from libtorchbeast.action_masks import ActionMasks, WrongMask
 from libtorchbeast.groups import spec_of_group
 from libtorchbeast.rows import Spec
 from libtorchbeast.specs import ArraySpec, discrete
@@ -105,7 +105,6 @@ class Odd(Masked):
         ([np.full(5, 0.5)], None, r"must hold 1 for what is possible and 0 for .*, got \[0\.5"),
         ([np.zeros(5)], None, "must allow an action at each choice, got one that allows none"),
         ([np.array([1, 1, 0, 0, 0])], SPACES["multi"], "must have 11 numbers .*, got 5"),
-        ([1], spaces.Tuple([spaces.Discrete(2)] * 2), "must have 4 numbers .*, got 1"),
         ([[1, 1], [1, 1]], spaces.Box(-1, 1, (2,)), r"is for Discrete, .* for float32\[2\]; leave"),
         ([np.ones(5), None], None, "must be there at each reset and step, as it was at the first"),
         ([None, np.ones(5)], None, "must have one at reset, too, got the first after a step"),
@@ -120,6 +119,12 @@ def test_a_mask_that_makes_no_sense_gets_one_sentence(masks, space, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         play()
     assert "\n" not in str(error.value)
+
+
+def test_one_number_is_no_mask_for_several_actions():
+    masks = ActionMasks((discrete(2), discrete(2)), "info")
+    with pytest.raises(WrongMask, match=r"from info must have 4 numbers .*, got 1"):
+        masks.add(None, np.zeros(3), {"action_mask": 1})
 
 
 def odd(size):

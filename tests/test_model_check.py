@@ -157,7 +157,7 @@ def test_answers_that_depend_on_how_rows_are_cut_are_logged(caplog):
         return output, (logits[-1:],)
 
     try_model(broken(forward=forward), SPEC, 2)
-    assert "otherwise to two rows at once" in caplog.text
+    assert "output for two rows at once differs" in caplog.text
 
 
 def test_a_model_without_initial_state_is_one_sentence():

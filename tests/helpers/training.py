@@ -63,8 +63,18 @@ def read_connections(folder: Path) -> list[dict[str, str]]:
 def shared_memory():
     """PyTorch's shared memory whose process is gone; others may be at work beside this test."""
     paths = list(Path("/dev/shm").glob("torch_*_*"))  # torch_<process>_<some number>
-    gone = [path for path in paths if not psutil.pid_exists(int(path.name.split("_")[1]))]
-    return {path for path in gone if path.exists()}  # and not removed at its process's end
+    return {path for path in paths if _is_left(path)}
+
+
+def _is_left(path):
+    with suppress(FileNotFoundError):  # removed at its process's end
+        made_at = path.stat().st_mtime
+        try:  # a process that is younger than the file has the number of the one that made it
+            is_gone = psutil.Process(int(path.name.split("_")[1])).create_time() > made_at + 1
+        except psutil.NoSuchProcess:
+            is_gone = True
+        return is_gone and path.exists()
+    return False
 
 
 class Background:
